@@ -1,0 +1,16 @@
+"""Block-sparse linear layers for PyTorch: memory, forward and gradients cost what the stored blocks cost."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from . import ops
+from .block_sparse import BlockSparseMatrix
+from .block_sparse_linear import BlockSparseLinear
+from .errors import BlockSparseError
+from .pattern import BlockPattern
+
+try:
+    __version__ = version("pytorch_block_sparse")
+except PackageNotFoundError:  # built in place, not installed
+    __version__ = "0+source"
+
+__all__ = ["BlockPattern", "BlockSparseError", "BlockSparseLinear", "BlockSparseMatrix", "ops"]

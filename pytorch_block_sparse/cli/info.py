@@ -1,0 +1,112 @@
+"""Shows versions, the back ends that were built (and why not), and the kernels that serve this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from typing import Any
+
+import torch
+
+from ..native import block_sparse_native
+from . import environment
+
+SUMMARY = "versions, back ends, kernels"
+
+# native/cpu/isa_*.cpp
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of ``info``."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the facts."""
+    facts = collect()
+    print(json.dumps(facts, indent=2) if options.json else render(facts))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """The facts, ready for JSON."""
+    return {
+        "versions": {
+            "pytorch_block_sparse": environment.package_version(),
+            "commit": environment.git_commit(),
+            "torch": torch.__version__,
+            "torch CUDA": torch.version.cuda,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
+        "cpu": {
+            "built": True,
+            "processor": environment.cpu_model(),
+            "capability": block_sparse_native.cpu_capability(),
+            "threads_requested": torch.get_num_threads(),
+            "threads_running": block_sparse_native.cpu_threads(),
+            "native_bfloat16": block_sparse_native.cpu_native_bfloat16(),
+        },
+        "cuda": _cuda(),
+        "plans": {"cpu": cpu_plans(), "cuda": []},
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append(
+            {
+                "name": properties.name,
+                "architecture": f"sm_{properties.major}{properties.minor}",
+                "memory_gib": round(properties.total_memory / 2**30, 1),
+            }
+        )
+    return {"built": block_sparse_native.with_cuda, "missing": environment.cuda_missing(), "gpus": gpus}
+
+
+def cpu_plans() -> list[dict[str, str]]:
+    """Which kernel serves which dtype and block here."""
+    capability = block_sparse_native.cpu_capability()
+    vector_bytes = _VECTOR_BYTES.get(capability, 16)
+    plans = []
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        sums = "float64" if dtype == "float64" else "float32"
+        lanes = vector_bytes // (8 if sums == "float64" else 4)
+        if dtype == "bfloat16" and block_sparse_native.cpu_native_bfloat16():
+            kernel = "oneDNN brgemm on the processor's bfloat16 instructions"
+        else:
+            kernel = f"{capability} register tiles of {sums}"
+            if dtype != sums:
+                kernel += f", {dtype} converted while packing"
+        plans += [
+            {"dtype": dtype, "blocks": "16, 32, 64, 128", "kernel": kernel},
+            {"dtype": dtype, "blocks": "any other", "kernel": f"the same, sides padded to multiples of {lanes}"},
+        ]
+    return plans
+
+
+def render(facts: dict[str, Any]) -> str:
+    """The facts as text."""
+    lines = [f"{name:22}{'none' if value is None else value}" for name, value in facts["versions"].items()]
+    cpu = facts["cpu"]
+    lines += [
+        "",
+        f"CPU back end          built; {cpu['capability']} kernels on {cpu['processor']}",
+        f"  threads             {cpu['threads_requested']} requested, {cpu['threads_running']} running "
+        f"({os.cpu_count()} cores)",
+        f"  bfloat16            {'native matrix instructions' if cpu['native_bfloat16'] else 'converted to float32'}",
+    ]
+    lines += [f"  {plan['dtype']:10}{plan['blocks']:18}{plan['kernel']}" for plan in facts["plans"]["cpu"]]
+    cuda = facts["cuda"]
+    state = "built" if cuda["built"] else "not built"
+    lines += ["", f"CUDA back end         {state}" + (f": {cuda['missing']}" if cuda["missing"] else "")]
+    lines += [f"  {gpu['name']}, {gpu['architecture']}, {gpu['memory_gib']} GiB" for gpu in cuda["gpus"]]
+    if not cuda["gpus"]:
+        lines.append("  GPUs visible        none")
+    lines += [f"  {plan['dtype']:10}{plan['blocks']:18}{plan['kernel']}" for plan in facts["plans"]["cuda"]]
+    return "\n".join(lines)

