@@ -15,20 +15,15 @@ def native_extension() -> CppExtension:
     # Relative paths: setuptools wants them, and an sdist then builds anywhere.
     sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / NATIVE).rglob("*.cpp"))
     # The CPU kernels choose their instruction set at run time, so there is no -march here. OpenMP is what makes
-    # at::parallel_for parallel in an extension.
+    # at::parallel_for parallel in an extension. It is not linked: the symbols then come from the runtime that PyTorch
+    # has loaded. A second one's threads would fight the first's, which spin for a while after every parallel region.
     compile_flags = ["-O3", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-Wno-unknown-pragmas"]
-    link_flags: list[str] = []
-    if platform.system() == "Darwin":
-        compile_flags += ["-Xpreprocessor", "-fopenmp"]
-    else:
-        compile_flags.append("-fopenmp")
-        link_flags.append("-fopenmp")
+    compile_flags += ["-Xpreprocessor", "-fopenmp"] if platform.system() == "Darwin" else ["-fopenmp"]
     return CppExtension(
         "pytorch_block_sparse.native.block_sparse_native",
         sources,
         include_dirs=[str(ROOT / NATIVE), str(ROOT / "cutlass")],
         extra_compile_args={"cxx": compile_flags},
-        extra_link_args=link_flags,
         depends=[str(path) for folder in (NATIVE, Path("cutlass")) for path in sorted((ROOT / folder).rglob("*.h"))],
     )
 

@@ -17,7 +17,7 @@ void sparse_support(const SparseSupportProblem& problem);
 // The environment variable BLOCK_SPARSE_CPU_CAPABILITY lowers the choice (read once).
 std::string capability();
 
-// True where bfloat16 goes to the matrix units (AVX512-BF16 or AMX) through oneDNN's brgemm.
+// True where bfloat16 goes to the matrix units (AMX) through oneDNN's brgemm.
 bool has_native_bfloat16();
 
 // Threads that a parallel region of this library really runs on.
