@@ -11,12 +11,12 @@ ENVIRONMENT = $(if $(OWN),$(VENV)/.installed)
 DEMO_ENVIRONMENT = $(if $(OWN),$(VENV)/.demo-installed)
 CLANG_FORMAT ?= $(if $(OWN),$(VENV)/bin/)clang-format
 
-.PHONY: demo test lint build clean
+.PHONY: demo test lint build cuda-objects gpu-test gpu-bench clean
 
 demo: $(DEMO_ENVIRONMENT) build
 	PYTHONPATH=. $(PYTHON) examples/sparsify_minilm.py
 
-test: $(DEMO_ENVIRONMENT) lint build
+test: $(DEMO_ENVIRONMENT) lint build cuda-objects
 	$(PYTHON) -m pytest -q $(PYTEST_ARGUMENTS)
 
 lint: $(ENVIRONMENT)
@@ -27,10 +27,37 @@ lint: $(ENVIRONMENT)
 build: $(ENVIRONMENT)
 	$(PYTHON) setup.py -q build_ext --inplace
 
+# Every kernel is compiled, also where no GPU and no CUDA PyTorch are: the kernels include no torch header.
+CUDA_SOURCES = $(wildcard pytorch_block_sparse/native/*.cu)
+CUTLASS_INCLUDE = $(or $(CUTLASS_PATH:%=%/include),$(shell $(PYTHON) -c "import cutlass_library, os; \
+    print(os.path.join(os.path.dirname(cutlass_library.__file__), 'source', 'include'))" 2>/dev/null))
+NVCC_FLAGS = -O3 -std=c++20 --expt-relaxed-constexpr -I pytorch_block_sparse/native -I cutlass -I $(CUTLASS_INCLUDE) \
+    -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
+
+cuda-objects: $(ENVIRONMENT)
+	@if command -v nvcc >/dev/null; then \
+	    $(MAKE) --no-print-directory -j2 PYTHON=$(PYTHON) $(CUDA_SOURCES:pytorch_block_sparse/native/%.cu=build/cuda/%.o); \
+	else echo "nvcc is not installed: the CUDA kernels were not compiled"; fi
+
+build/cuda/%.o: pytorch_block_sparse/native/%.cu $(wildcard pytorch_block_sparse/native/*.h cutlass/gemm/*.h)
+	@mkdir -p $(@D)
+	nvcc $(NVCC_FLAGS) -c $< -o $@
+
+# On a machine with a GPU, with its own python and torch, offline.
+gpu-test:
+	$(MAKE) build PYTHON=python3
+	PYTHONPATH=. python3 -m pytest -q -p no:cacheprovider --device cuda tests/test_operators.py tests/test_autograd.py \
+	    tests/test_opcheck.py tests/test_linear.py tests/test_matrix.py tests/test_cuda.py
+
+gpu-bench:
+	$(MAKE) build PYTHON=python3
+	PYTHONPATH=. python3 -m pytorch_block_sparse benchmark --device cuda --peer bsr --shape 8192x4096x14336 \
+	    --block 16 --block 32 --block 64 --block 128 --dtype bfloat16 --seconds 0.5 --json $(or $(OUT),.)/gpu.json
+
 $(VENV)/.installed: pyproject.toml
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 	$(PIP) "$(TORCH)"
-	$(PIP) setuptools wheel ninja pybind11 build numpy pytest hypothesis expecttest scipy tqdm \
+	$(PIP) setuptools wheel ninja pybind11 build numpy nvidia-cutlass pytest hypothesis expecttest scipy tqdm \
 	    "ruff>=0.17,<0.18" "clang-format>=23,<24"
 	touch $@
 

@@ -22,12 +22,14 @@ class PatternIndex(NamedTuple):
     row_indices: Tensor  # [nnz]
     col_slots: Tensor  # [nnz]
     block_coords: Tensor  # [nnz, 2]
+    row_order: Tensor  # [R]
+    col_order: Tensor  # [C]
 
 
 def _sections(grid_rows: int, grid_cols: int, nnz: int) -> Iterator[tuple[int, int]]:
     """(offset, length) of each array in the packed index."""
     offset = 0
-    for length in (grid_rows + 1, nnz, nnz, grid_cols + 1, nnz, nnz, 2 * nnz):
+    for length in (grid_rows + 1, nnz, nnz, grid_cols + 1, nnz, nnz, 2 * nnz, grid_rows, grid_cols):
         yield offset, length
         offset += (length + 3) // 4 * 4
 
@@ -41,13 +43,19 @@ def packed_index_size(grid_rows: int, grid_cols: int, nnz: int) -> int:
 def unpack_index(packed: Tensor, grid_rows: int, grid_cols: int, nnz: int) -> PatternIndex:
     """Names the parts of a packed index without copying."""
     parts = [packed[offset : offset + length] for offset, length in _sections(grid_rows, grid_cols, nnz)]
-    return PatternIndex(*parts[:-1], parts[-1].view(nnz, 2))
+    index = PatternIndex(*parts)
+    return index._replace(block_coords=index.block_coords.view(nnz, 2))
 
 
 def _compress(sorted_indices: Tensor, length: int) -> Tensor:
     """Offsets [length + 1] of each run in ascending indices."""
     counts = torch.bincount(sorted_indices, minlength=length)
     return torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+
+
+def _longest_first(offsets: Tensor) -> Tensor:
+    """The lines of compressed offsets by falling length; ties keep their order, so that neighbours stay together."""
+    return offsets.diff().argsort(descending=True, stable=True)
 
 
 def build_packed_index(block_coords: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -73,14 +81,18 @@ def build_packed_index(block_coords: Tensor, grid: tuple[int, int]) -> Tensor:
             f"block_coords must not hold a block twice, got ({twice // cols_count}, {twice % cols_count}) again"
         )
     col_slots = (cols * rows_count + rows).argsort()
+    crow_indices = _compress(rows[row_slots], rows_count)
+    ccol_indices = _compress(cols[col_slots], cols_count)
     parts = PatternIndex(
-        crow_indices=_compress(rows[row_slots], rows_count),
+        crow_indices=crow_indices,
         col_indices=cols[row_slots],
         row_slots=row_slots,
-        ccol_indices=_compress(cols[col_slots], cols_count),
+        ccol_indices=ccol_indices,
         row_indices=rows[col_slots],
         col_slots=col_slots,
         block_coords=coords,
+        row_order=_longest_first(crow_indices),
+        col_order=_longest_first(ccol_indices),
     )
     packed = torch.zeros(packed_index_size(rows_count, cols_count, nnz), dtype=torch.int32)
     for part, view in zip(parts, unpack_index(packed, rows_count, cols_count, nnz), strict=True):

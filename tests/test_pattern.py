@@ -48,6 +48,10 @@ def assert_index_is_right(pattern: BlockPattern) -> None:
     for name, expected in naive_index(pattern).items():
         array = getattr(pattern, name)
         assert array.dtype == torch.int32 and array.tolist() == expected, name
+    index = pattern.arrays()
+    for order, offsets in ((index.row_order, index.crow_indices), (index.col_order, index.ccol_indices)):
+        lengths = offsets.diff().tolist()
+        assert order.tolist() == sorted(range(len(lengths)), key=lambda line: -lengths[line])  # stable
     pattern.validate()
 
 

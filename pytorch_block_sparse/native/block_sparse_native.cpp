@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include "cpu/cpu_kernels.h"
+#include "cuda_backend.h"
 #include "operators.h"
 #include "packed_index.h"
 
@@ -165,6 +167,7 @@ Tensor linear(const Tensor& x, const Tensor& values, const std::optional<Tensor>
   const Rows rows(x, geometry.in_features);
   const Tensor packed_values = values.contiguous();
   const Tensor packed_bias = bias ? bias->contiguous() : Tensor();
+  const c10::DeviceGuard guard(x.device());
   run({
       .direction = Direction::kForward,
       .dtype = dtype,
@@ -194,6 +197,7 @@ Tensor input_grad(const Tensor& dy, const Tensor& values, const Tensor& index, a
   if (dx.numel() == 0) return dx;
   const Rows rows(dy, geometry.out_features);
   const Tensor packed_values = values.contiguous();
+  const c10::DeviceGuard guard(dy.device());
   run({
       .direction = Direction::kInputGradient,
       .dtype = dtype,
@@ -226,6 +230,7 @@ Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::I
   Tensor dw = at::empty(sizes, dy.options());
   const Rows dy_rows(dy, geometry.out_features);
   const Rows x_rows(x, geometry.in_features);
+  const c10::DeviceGuard guard(dy.device());
   run({
       .dtype = dtype,
       .geometry = geometry,
@@ -275,15 +280,20 @@ TORCH_LIBRARY_IMPL(pytorch_block_sparse, CPU, m) {
   m.impl("bias_grad", bias_grad);
 }
 
-#ifndef BLOCK_SPARSE_WITH_CUDA
 TORCH_LIBRARY_IMPL(pytorch_block_sparse, CUDA, m) {
+#ifdef BLOCK_SPARSE_WITH_CUDA
+  m.impl("linear", linear<cuda::dense_sparse>);
+  m.impl("input_grad", input_grad<cuda::dense_sparse>);
+  m.impl("weight_grad", weight_grad<cuda::sparse_support>);
+  m.impl("bias_grad", bias_grad);
+#else
   m.impl("linear", no_cuda<const Tensor&, const Tensor&, const std::optional<Tensor>&, const Tensor&, at::IntArrayRef,
                            c10::string_view>);
   m.impl("input_grad", no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef>);
   m.impl("weight_grad", no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef>);
   m.impl("bias_grad", no_cuda<const Tensor&>);
-}
 #endif
+}
 
 }  // namespace block_sparse
 

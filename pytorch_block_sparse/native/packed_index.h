@@ -9,7 +9,8 @@ namespace block_sparse {
 constexpr int64_t packed_length(int64_t elements) { return (elements + 3) / 4 * 4; }
 
 inline int64_t packed_index_size(int64_t grid_rows, int64_t grid_cols, int64_t nnz) {
-  return packed_length(grid_rows + 1) + packed_length(grid_cols + 1) + 4 * packed_length(nnz) + packed_length(2 * nnz);
+  return packed_length(grid_rows + 1) + packed_length(grid_cols + 1) + 4 * packed_length(nnz) + packed_length(2 * nnz) +
+         packed_length(grid_rows) + packed_length(grid_cols);
 }
 
 inline PatternIndex unpack_index(const int32_t* packed, const Geometry& geometry) {
@@ -26,6 +27,8 @@ inline PatternIndex unpack_index(const int32_t* packed, const Geometry& geometry
   index.row_indices = take(geometry.nnz);
   index.col_slots = take(geometry.nnz);
   index.block_coords = take(2 * geometry.nnz);
+  index.row_order = take(geometry.grid_rows());
+  index.col_order = take(geometry.grid_cols());
   return index;
 }
 

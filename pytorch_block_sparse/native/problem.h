@@ -37,6 +37,8 @@ struct PatternIndex {
   const int32_t* row_indices;   // [nnz]     block row of each entry, ascending within a column
   const int32_t* col_slots;     // [nnz]
   const int32_t* block_coords;  // [nnz, 2]  (block row, block column) of each slot
+  const int32_t* row_order;     // [R]       block rows, longest first: the order in which a GPU starts them
+  const int32_t* col_order;     // [C]       block columns, longest first
 };
 
 // Rows of `input` are `input_stride` elements apart and each is contiguous; every other tensor is contiguous.

@@ -1,0 +1,31 @@
+// The kernel families behind cuda_kernels.h: one function a .cu, so that each compiles on its own. Host types only.
+#pragma once
+
+#include "cuda_kernels.h"
+
+namespace block_sparse {
+
+// How the token dimension of a weight gradient is cut. One split writes the result itself; more write float32 partial
+// results [splits, nnz, bh, bw].
+struct SplitPlan {
+  int splits;
+  int64_t split_tokens;
+};
+
+using BlockTaskFamily = const char*(const DenseSparseProblem&, const int32_t* line_order, cudaStream_t);
+BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_task_3xtf32;
+
+using BlockTaskBackFamily = const char*(const SparseSupportProblem&, const SplitPlan&, bool result_float32,
+                                        void* result, cudaStream_t);
+BlockTaskBackFamily block_task_back_bfloat16, block_task_back_float16, block_task_back_tf32, block_task_back_3xtf32;
+
+// partial [splits, elements] -> result [elements]
+const char* launch_reduce_splits(const float* partial, void* result, DType result_dtype, int64_t elements, int splits,
+                                 cudaStream_t stream);
+
+// Any block shape and dtype.
+const char* launch_generic_block_task(const DenseSparseProblem& problem, cudaStream_t stream);
+const char* launch_generic_block_task_back(const SparseSupportProblem& problem, DType result_dtype,
+                                           cudaStream_t stream);
+
+}  // namespace block_sparse

@@ -1,0 +1,34 @@
+// The CUDA launchers of the portable kernels (sm_80 and later). No torch header.
+//
+// A launcher enqueues kernels on `stream` of the current device and returns at once: no synchronisation, no allocation,
+// safe under CUDA-graph capture. It returns null, or a message in static storage saying what went wrong.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "problem.h"
+
+namespace block_sparse {
+
+enum class Float32Precision { kHighest, kTF32 };  // torch.get_float32_matmul_precision(): "highest"; "high" or "medium"
+
+struct DeviceProperties {
+  int multiprocessors;
+};
+
+// `line_order`: the block rows (forward) or block columns (input gradient), longest first; device int32 [R] or [C], a
+// permutation. Null keeps their own order, which is right unless their lengths differ much.
+const char* launch_block_task(const DenseSparseProblem& problem, Float32Precision precision, const int32_t* line_order,
+                              cudaStream_t stream);
+
+// Bytes that launch_block_task_back wants as workspace; 0 where the stored blocks alone fill the device.
+size_t block_task_back_workspace(const SparseSupportProblem& problem, const DeviceProperties& device);
+
+// `result_dtype`: the problem's dtype, or float32. `workspace`: at least block_task_back_workspace bytes, 16-byte
+// aligned.
+const char* launch_block_task_back(const SparseSupportProblem& problem, Float32Precision precision, DType result_dtype,
+                                   void* workspace, const DeviceProperties& device, cudaStream_t stream);
+
+}  // namespace block_sparse

@@ -1,0 +1,88 @@
+"""What only a GPU has: streams, graphs, devices, memory. Runs with ``--device cuda``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytorch_block_sparse import BlockPattern, BlockSparseLinear, ops
+
+
+@pytest.fixture(autouse=True)
+def needs_cuda(device):
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
+
+
+@pytest.fixture
+def operands(device):
+    pattern = BlockPattern.random((256, 192), 0.4, (32, 32))
+    x, dy = torch.randn(100, 192, device=device), torch.randn(100, 256, device=device)
+    return x, dy, torch.randn(pattern.nnz, 32, 32, device=device), pattern
+
+
+def run_all(x, dy, values, pattern):
+    return ops.linear(x, values, pattern), ops.input_grad(dy, values, pattern), ops.weight_grad(dy, x, pattern)
+
+
+def test_graph_replay_computes_on_new_data(operands):
+    x, dy, values, pattern = operands
+    run_all(*operands)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run_all(*operands)
+    x.normal_(), dy.normal_(), values.normal_()
+    graph.replay()
+    for ours, expected in zip(captured, run_all(x, dy, values, pattern), strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_two_streams_at_once(operands):
+    expected = run_all(*operands)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    results = []
+    for _ in range(10):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(run_all(*operands))
+    torch.cuda.synchronize()
+    for result in results:
+        for ours, one_stream in zip(result, expected, strict=True):
+            assert torch.equal(ours, one_stream)
+
+
+def test_a_device_that_is_not_current(operands):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x, dy, values, pattern = operands
+    expected = run_all(*operands)
+    for ours, first in zip(
+        run_all(x.to("cuda:1"), dy.to("cuda:1"), values.to("cuda:1"), pattern), expected, strict=True
+    ):
+        assert ours.device == torch.device("cuda:1")
+        assert torch.equal(ours.to(first.device), first)
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_no_dense_sized_temporary(block, device):
+    layer = BlockSparseLinear(4096, 4096, density=0.05, block_shape=(block, block), device=device, dtype=torch.bfloat16)
+    x = torch.randn(256, 4096, device=device, dtype=torch.bfloat16, requires_grad=True)
+    layer(x).sum().backward()
+    layer.zero_grad(set_to_none=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    layer(x).sum().backward()
+    # Outputs and gradients of the tokens, the values' gradient, its float32 partial sums: far below the dense weight.
+    assert torch.cuda.max_memory_allocated() - before < 4096 * 4096 * 2
+
+
+def test_tf32_is_what_pytorch_allows(operands):
+    x, _, values, pattern = operands
+    reference = ops.linear(x.double(), values.double(), pattern)
+    errors = {}
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        errors[precision] = (ops.linear(x, values, pattern) - reference).abs().max().item()
+    torch.set_float32_matmul_precision("highest")
+    assert errors["highest"] < 1e-4 < errors["high"] < 0.2
