@@ -49,10 +49,11 @@ gpu-test:
 	PYTHONPATH=. python3 -m pytest -q -p no:cacheprovider --device cuda tests/test_operators.py tests/test_autograd.py \
 	    tests/test_opcheck.py tests/test_linear.py tests/test_matrix.py tests/test_cuda.py
 
+RESULT ?= benchmarks/results/gpu.json
 gpu-bench:
 	$(MAKE) build PYTHON=python3
 	PYTHONPATH=. python3 -m pytorch_block_sparse benchmark --device cuda --peer bsr --shape 8192x4096x14336 \
-	    --block 16 --block 32 --block 64 --block 128 --dtype bfloat16 --seconds 0.5 --json $(or $(OUT),.)/gpu.json
+	    --block 16 --block 32 --block 64 --block 128 --dtype bfloat16 --seconds 0.5 --json $(RESULT)
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
