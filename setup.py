@@ -59,6 +59,10 @@ def native_extension() -> Extension:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", cuda_architectures())
         include_dirs.append(cutlass_include())
         compile_flags.append("-DBLOCK_SPARSE_WITH_CUDA")
+        if "9.0a" in os.environ["TORCH_CUDA_ARCH_LIST"]:
+            compile_flags.append("-DBLOCK_SPARSE_WITH_SM90A")
+        else:
+            sources = [source for source in sources if "_sm90" not in source]
         compile_args["nvcc"] = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", *HALF_OPERATORS]
     else:
         # Host code that only the CUDA build has.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import BlockSparseError
-from .native import block_sparse_native  # noqa: F401  (registers torch.ops.pytorch_block_sparse)
+from .native import block_sparse_native  # also registers torch.ops.pytorch_block_sparse
 from .pattern import BlockPattern
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -110,6 +110,11 @@ def _(dy, values, index, geometry):
 def _(dy, x, index, geometry):
     _check_one_device("dy", dy, x=x, index=index)
     return dy.new_empty((geometry[4], geometry[2], geometry[3]))
+
+
+@torch.library.register_fake("pytorch_block_sparse::work_lists")
+def _(index, geometry):
+    return index.new_empty(block_sparse_native.work_lists_size(geometry))
 
 
 @torch.library.register_fake("pytorch_block_sparse::bias_grad")

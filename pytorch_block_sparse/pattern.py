@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .checks import INT32_MAX, check_int, check_integers, check_mask, check_pair
 from .errors import BlockSparseError
-from .pattern_index import PatternIndex, build_packed_index, unpack_index
+from .pattern_index import PatternIndex, build_packed_index, copy_to_device, unpack_index
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -278,7 +278,7 @@ class BlockPattern:
         packed = self._by_device.get(device)
         if packed is None:
             with torch.inference_mode(False), torch.no_grad():
-                packed = self._packed.to(device)
+                packed = copy_to_device(self._packed, self.geometry, device)
             # "cuda" and "cuda:0" name one device: the key is the device that the tensor reports.
             packed = self._by_device.setdefault(packed.device, packed)
         if not torch.compiler.is_compiling() and packed._version != 0:
@@ -366,7 +366,7 @@ class BlockPattern:
                 continue  # holds no data
             coords = unpack_index(packed, *self.grid_shape, self.nnz).block_coords
             expected = build_packed_index(coords.cpu(), self.grid_shape)
-            if not torch.equal(packed.cpu(), expected):
+            if not torch.equal(packed.cpu(), copy_to_device(expected, self.geometry, device).cpu()):
                 raise BlockSparseError(f"the pattern's index arrays on {device} contradict its block_coords")
 
     def __eq__(self, other: object) -> bool:

@@ -99,3 +99,10 @@ def build_packed_index(block_coords: Tensor, grid: tuple[int, int]) -> Tensor:
         view.copy_(part)
     # The clone's version counter is 0, and stays 0 unless somebody writes to it.
     return packed.clone()
+
+
+def copy_to_device(packed: Tensor, geometry: list[int], device: torch.device) -> Tensor:
+    """The packed index on ``device``; on a Hopper GPU with the work lists of its kernels behind the arrays."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0):
+        packed = torch.cat((packed, torch.ops.pytorch_block_sparse.work_lists(packed, geometry)))
+    return packed.to(device)

@@ -10,6 +10,7 @@
 #include "cuda_backend.h"
 #include "operators.h"
 #include "packed_index.h"
+#include "work_list.h"
 
 namespace block_sparse {
 namespace ops {
@@ -109,11 +110,13 @@ PatternIndex check_index(const Tensor& index, const Geometry& geometry, const Te
   TORCH_CHECK_VALUE(index.device() == like.device(), "index must be on the device of the operands (", like.device(),
                     "), got ", index.device());
   const int64_t size = packed_index_size(geometry.grid_rows(), geometry.grid_cols(), geometry.nnz);
-  TORCH_CHECK_VALUE(
-      index.scalar_type() == at::kInt && index.dim() == 1 && index.is_contiguous() && index.numel() == size,
-      "index must be the packed index of a BlockPattern (int32, contiguous, ", size, " elements), got ",
-      index.scalar_type(), " ", index.sizes());
-  const PatternIndex pattern = unpack_index(index.const_data_ptr<int32_t>(), geometry);
+  const bool has_work_lists = index.is_cuda() && index.numel() > size;
+  TORCH_CHECK_VALUE(index.scalar_type() == at::kInt && index.dim() == 1 && index.is_contiguous() &&
+                        index.numel() == size + (has_work_lists ? work_lists_size(geometry) : 0),
+                    "index must be the packed index of a BlockPattern (int32, contiguous, ", size, " elements), got ",
+                    index.scalar_type(), " ", index.sizes());
+  PatternIndex pattern = unpack_index(index.const_data_ptr<int32_t>(), geometry);
+  if (has_work_lists) pattern.work_lists = index.const_data_ptr<int32_t>() + size;
   // Another pattern's index may have the same length. The end of both offset arrays tells them apart, where it can be
   // read.
   TORCH_CHECK_VALUE(!index.is_cpu() || (pattern.crow_indices[geometry.grid_rows()] == geometry.nnz &&
@@ -251,6 +254,15 @@ Tensor bias_grad(const Tensor& dy) {
   return dy.dim() == 1 ? dy.clone() : at::sum(dy.reshape({-1, dy.size(-1)}), {0});
 }
 
+// The Hopper kernels' work lists of a pattern, from its packed index.
+Tensor work_lists(const Tensor& index, at::IntArrayRef geometry_list) {
+  const Geometry geometry = parse_geometry(geometry_list);
+  const PatternIndex pattern = check_index(index, geometry, index);
+  Tensor work = at::zeros({work_lists_size(geometry)}, index.options());
+  build_work_lists(geometry, pattern, work.mutable_data_ptr<int32_t>());
+  return work;
+}
+
 #ifndef BLOCK_SPARSE_WITH_CUDA
 template <class... Arguments>
 Tensor no_cuda(Arguments...) {
@@ -271,6 +283,7 @@ TORCH_LIBRARY(pytorch_block_sparse, m) {
   m.def("input_grad(Tensor dy, Tensor values, Tensor index, int[] geometry) -> Tensor");
   m.def("weight_grad(Tensor dy, Tensor x, Tensor index, int[] geometry) -> Tensor");
   m.def("bias_grad(Tensor dy) -> Tensor");
+  m.def("work_lists(Tensor index, int[] geometry) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(pytorch_block_sparse, CPU, m) {
@@ -278,6 +291,7 @@ TORCH_LIBRARY_IMPL(pytorch_block_sparse, CPU, m) {
   m.impl("input_grad", input_grad<cpu::dense_sparse>);
   m.impl("weight_grad", weight_grad<cpu::sparse_support>);
   m.impl("bias_grad", bias_grad);
+  m.impl("work_lists", work_lists);
 }
 
 TORCH_LIBRARY_IMPL(pytorch_block_sparse, CUDA, m) {
@@ -300,6 +314,7 @@ TORCH_LIBRARY_IMPL(pytorch_block_sparse, CUDA, m) {
 // A plain operator library, for inference from C++, is the same files without this block.
 #ifndef BLOCK_SPARSE_WITHOUT_PYTHON
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 PYBIND11_MODULE(block_sparse_native, m) {
   m.doc() = "Operators and kernels of pytorch_block_sparse; importing it registers torch.ops.pytorch_block_sparse.";
@@ -314,5 +329,11 @@ PYBIND11_MODULE(block_sparse_native, m) {
   m.def("cpu_threads", &block_sparse::cpu::measured_threads, "Threads that a parallel region really ran on.");
   m.def("packed_index_size", &block_sparse::packed_index_size, "Length of a packed index, in int32 elements.",
         pybind11::arg("grid_rows"), pybind11::arg("grid_cols"), pybind11::arg("nnz"));
+  m.def(
+      "work_lists_size",
+      [](const std::vector<int64_t>& geometry) {
+        return block_sparse::work_lists_size(block_sparse::parse_geometry(geometry));
+      },
+      "Length of the Hopper kernels' work lists, in int32 elements.", pybind11::arg("geometry"));
 }
 #endif

@@ -32,10 +32,15 @@ Float32Precision float32_precision() {
 }  // namespace
 
 void dense_sparse(const DenseSparseProblem& problem) {
-  checked_device();
+  const cudaDeviceProp& properties = checked_device();
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  if (properties.major == 9 && properties.minor == 0 && block_task_sm90_serves(problem)) {
+    const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(kBlockTaskSm90Workspace);
+    return check_launch(launch_block_task_sm90(problem, workspace.get(), {properties.multiProcessorCount}, stream));
+  }
   const int32_t* line_order =
       problem.direction == Direction::kForward ? problem.index.row_order : problem.index.col_order;
-  check_launch(launch_block_task(problem, float32_precision(), line_order, at::cuda::getCurrentCUDAStream()));
+  check_launch(launch_block_task(problem, float32_precision(), line_order, stream));
 }
 
 void sparse_support(const SparseSupportProblem& problem) {

@@ -5,6 +5,7 @@
 
 #include "cuda_families.h"
 #include "cuda_launch.h"
+#include "work_list.h"
 
 namespace block_sparse {
 namespace {
@@ -76,6 +77,37 @@ const char* launch_block_task(const DenseSparseProblem& problem, Float32Precisio
       return precision == Float32Precision::kTF32 ? block_task_tf32(problem, line_order, stream)
                                                   : block_task_3xtf32(problem, line_order, stream);
   }
+}
+
+bool block_task_sm90_serves(const DenseSparseProblem& problem) {
+#ifdef BLOCK_SPARSE_WITH_SM90A
+  const Geometry& geometry = problem.geometry;
+  const bool forward = problem.direction == Direction::kForward;
+  const int64_t inner = forward ? geometry.in_features : geometry.out_features;
+  const int64_t features = forward ? geometry.out_features : geometry.in_features;
+  const int64_t inner_block = forward ? geometry.block_width : geometry.block_height;
+  constexpr size_t kElementSize = 2;
+  return (problem.dtype == DType::kBFloat16 || problem.dtype == DType::kFloat16) && problem.index.work_lists &&
+         geometry.nnz > 0 && problem.tokens > 0 &&
+         inner % inner_block == 0 &&  // else x must be zero *and* the blocks finite past the edge
+         sm90::has_dense_sparse_work(geometry) && is_aligned(problem.values) &&
+         rows_aligned(problem.input, problem.input_stride, kElementSize) &&
+         rows_aligned(problem.output, features, kElementSize);
+#else
+  return false;
+#endif
+}
+
+const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
+                                   cudaStream_t stream) {
+#ifdef BLOCK_SPARSE_WITH_SM90A
+  if (cudaError_t status = cudaMemsetAsync(workspace, 0, sizeof(int), stream)) return status_message(status);
+  const int32_t* work = problem.index.work_lists + dense_sparse_work_offset(problem.geometry, problem.direction);
+  auto* family = problem.dtype == DType::kBFloat16 ? block_task_sm90_bfloat16 : block_task_sm90_float16;
+  return family(problem, work, static_cast<int*>(workspace), device.multiprocessors, stream);
+#else
+  return "block_sparse: built without the Hopper kernels";
+#endif
 }
 
 size_t block_task_back_workspace(const SparseSupportProblem& problem, const DeviceProperties& device) {

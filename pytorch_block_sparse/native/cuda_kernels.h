@@ -1,4 +1,4 @@
-// The CUDA launchers of the portable kernels (sm_80 and later). No torch header.
+// The CUDA launchers: the portable kernels (sm_80 and later) and Hopper's. No torch header.
 //
 // A launcher enqueues kernels on `stream` of the current device and returns at once: no synchronisation, no allocation,
 // safe under CUDA-graph capture. It returns null, or a message in static storage saying what went wrong.
@@ -22,6 +22,15 @@ struct DeviceProperties {
 // permutation. Null keeps their own order, which is right unless their lengths differ much.
 const char* launch_block_task(const DenseSparseProblem& problem, Float32Precision precision, const int32_t* line_order,
                               cudaStream_t stream);
+
+// The Hopper kernel (sm_90a): whether it takes a problem, on a GPU of compute capability 9.0. Needs the pattern's work
+// lists, blocks of multiples of 64, 2-byte elements, and 16-byte aligned rows.
+bool block_task_sm90_serves(const DenseSparseProblem& problem);
+
+// `workspace`: kBlockTaskSm90Workspace bytes that belong to this launch, 16-byte aligned.
+constexpr size_t kBlockTaskSm90Workspace = 16;
+const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
+                                   cudaStream_t stream);
 
 // Bytes that launch_block_task_back wants as workspace; 0 where the stored blocks alone fill the device.
 size_t block_task_back_workspace(const SparseSupportProblem& problem, const DeviceProperties& device);

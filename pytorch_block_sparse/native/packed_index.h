@@ -13,6 +13,7 @@ inline int64_t packed_index_size(int64_t grid_rows, int64_t grid_cols, int64_t n
          packed_length(grid_rows) + packed_length(grid_cols);
 }
 
+// The arrays; a packed index on a Hopper GPU has work lists behind them, which the caller adds.
 inline PatternIndex unpack_index(const int32_t* packed, const Geometry& geometry) {
   PatternIndex index;
   const auto take = [&packed](int64_t elements) {
@@ -29,6 +30,7 @@ inline PatternIndex unpack_index(const int32_t* packed, const Geometry& geometry
   index.block_coords = take(2 * geometry.nnz);
   index.row_order = take(geometry.grid_rows());
   index.col_order = take(geometry.grid_cols());
+  index.work_lists = nullptr;
   return index;
 }
 

@@ -39,6 +39,7 @@ struct PatternIndex {
   const int32_t* block_coords;  // [nnz, 2]  (block row, block column) of each slot
   const int32_t* row_order;     // [R]       block rows, longest first: the order in which a GPU starts them
   const int32_t* col_order;     // [C]       block columns, longest first
+  const int32_t* work_lists;    // of the Hopper kernels (work_list.h), or null
 };
 
 // Rows of `input` are `input_stride` elements apart and each is contiguous; every other tensor is contiguous.

@@ -1,0 +1,98 @@
+// dense x sparse -> dense for Hopper (sm_90a), both directions by one template: the copy engine (TMA) loads, warpgroup
+// matrix instructions (WGMMA) multiply, every thread block lives as long as the launch.
+//
+//   forward         y  [T, O] = x [T, I] Wᵀ   lines are strips of 64 output features, chunks strips of 64 inputs
+//   input gradient  dx [T, I] = dy [T, O] W   the same with I and O exchanged
+//
+// The product is computed as yᵀ: features are the instruction's M, so that a piece of W, K-major forward and MN-major
+// for the input gradient, is operand A as it lies in memory, and 256 tokens are its N. A thread block's tile is 128
+// features (a group of two lines) x 256 tokens. One warpgroup per line multiplies; of the fourth part, three warps load
+// and one fetches the next tile.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "gemm/sm90_mainloop.h"
+
+namespace block_sparse::sm90 {
+
+struct BlockTaskParams {
+  TileRaster raster;
+  const int32_t* work;  // WorkHeader, groups, items
+  int* counter;         // zero at the launch
+  int pieces_per_row;   // of `values` as a matrix [nnz * bh, bw]
+  int features;         // O (forward) or I
+  const void* bias;     // [features] or null
+  EpilogueActivation activation;
+};
+
+template <class Element_, bool kTransposed_>
+struct BlockTaskConfig {
+  using Element = Element_;
+  static constexpr bool kTransposed = kTransposed_;  // input gradient
+  static constexpr MajorMode kMajorA = kTransposed ? MajorMode::MN : MajorMode::K;
+  static constexpr int kTokens = 256;
+  static constexpr int kStages = 4;
+  static constexpr int kLoaders = 1 + kGroupLines;
+  static constexpr int kThreads = 128 * (1 + kGroupLines);
+  static constexpr uint32_t kInputBytes = kTokens * kPieceSide * sizeof(Element);
+  static constexpr uint32_t kPieceBytes = kPieceSide * kPieceSide * sizeof(Element);
+  // Registers a thread: what the loading warps give back, the multiplying ones get.
+  static constexpr int kLoaderRegisters = 56;
+  static constexpr int kMultiplierRegisters = 224;
+
+  struct SharedStorage {
+    alignas(1024) Element pieces[kStages][kGroupLines][kPieceSide * kPieceSide];
+    alignas(1024) Element input[kStages][kTokens * kPieceSide];  // (TOKENS, K)
+    typename DeferredStore<Element>::Staging staging[kGroupLines];
+    FullBarrier full[kStages];
+    EmptyBarrier empty[kStages];
+    EmptyBarrier box_full;
+    EmptyBarrier box_empty;
+    TileBox box;
+    int control[kStages];
+  };
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of 256 x 64
+               const __grid_constant__ CUtensorMap values_map,  // [nnz * bh, bw], boxes of 64 x 64
+               const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of 64 x 64
+               const BlockTaskParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(shared_bytes);
+  const WorkLists work = locate_work(params.work, params.raster.groups);
+  if (threadIdx.x == 0) {
+    constexpr int kMultiplierWarps = 4 * kGroupLines;
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      shared.full[stage].init(Config::kLoaders);
+      shared.empty[stage].init(kMultiplierWarps);
+    }
+    shared.box_full.init(1);
+    shared.box_empty.init(Config::kLoaders);
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const int lane = threadIdx.x % 32;
+  if (warp < 4) {
+    cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
+    if (warp < Config::kLoaders) {
+      load_tiles<Config>(shared, work, &input_map, &values_map, params.pieces_per_row, warp, lane);
+    } else {
+      schedule_tiles(shared, params.raster, work, params.counter, lane);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Config::kMultiplierRegisters>();
+    const auto* bias = static_cast<const typename Config::Element*>(params.bias);
+    multiply_tiles<Config>(
+        shared, params.raster, work, &output_map, params.features, warp / 4 - 1, threadIdx.x % 128,
+        [=](int feature) { return bias ? float(bias[feature]) : 0.0f; }, params.activation);
+  }
+#endif
+}
+
+}  // namespace block_sparse::sm90

@@ -1,0 +1,136 @@
+// Stores a finished tile while the next one is multiplied.
+#pragma once
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "gemm/epilogue_function.h"
+#include "gemm/sm90_ring.h"
+
+namespace block_sparse::sm90 {
+
+// Two floats as one register of Element, the first in the low half.
+template <class Element>
+CUTE_DEVICE uint32_t pack_pair(float low, float high) {
+  if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  } else {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+}
+
+// One warpgroup's tile, 64 features x 256 tokens, kept as packed pairs of tokens. It leaves in four passes of 64
+// tokens: transposed through shared memory, then by the copy engine, which clips what lies past the output's edges.
+template <class Element>
+class DeferredStore {
+ public:
+  static constexpr int kPassTokens = 64;
+  static constexpr int kPasses = 4;
+  static constexpr int kFeatures = 64;
+  struct Staging {
+    alignas(1024) Element tokens[2][kPassTokens * kFeatures];  // (TOKENS, FEATURES), 128-byte swizzle; two buffers
+  };
+
+  // `thread`: of the warpgroup's 128; `barrier`: a named barrier of its own.
+  CUTE_DEVICE DeferredStore(const CUtensorMap* output_map, Staging& staging, int thread, int barrier)
+      : output_map_(output_map), staging_(staging), thread_(thread), barrier_(barrier) {}
+
+  CUTE_DEVICE bool pending() const { return pass_ < kPasses; }
+
+  // Takes over an accumulator of m64n256: registers 4 j + {0, 1} hold feature lane / 4 and tokens 8 j + 2 (lane % 4),
+  // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `bias`: of these two features.
+  template <bool kActivates>
+  CUTE_DEVICE void begin(const float (&accumulator)[128], const float (&bias)[2], EpilogueActivation activation,
+                         int first_feature, int first_token) {
+    using enum EpilogueActivation;
+    // One unrolled loop for each activation: the choice is made once a tile, not for every element.
+    switch (kActivates ? activation : kNone) {
+      case kRelu:
+        pack<kRelu>(accumulator, bias);
+        break;
+      case kGelu:
+        pack<kGelu>(accumulator, bias);
+        break;
+      case kGeluTanh:
+        pack<kGeluTanh>(accumulator, bias);
+        break;
+      case kSilu:
+        pack<kSilu>(accumulator, bias);
+        break;
+      default:
+        pack<kNone>(accumulator, bias);
+    }
+    first_feature_ = first_feature;
+    first_token_ = first_token;
+    pass_ = 0;
+  }
+
+  CUTE_DEVICE void store_next() {
+    switch (pass_++) {  // constant register numbers
+      case 0:
+        return store_pass<0>();
+      case 1:
+        return store_pass<1>();
+      case 2:
+        return store_pass<2>();
+      case 3:
+        return store_pass<3>();
+    }
+  }
+
+  CUTE_DEVICE void finish() {
+    while (pending()) store_next();
+    if (thread_ == 0) cute::tma_store_wait<0>();
+  }
+
+ private:
+  template <EpilogueActivation kActivation>
+  CUTE_DEVICE void pack(const float (&accumulator)[128], const float (&bias)[2]) {
+    CUTE_UNROLL
+    for (int i = 0; i < 64; ++i) {
+      packed_[i] = pack_pair<Element>(activate(accumulator[2 * i] + bias[i % 2], kActivation),
+                                      activate(accumulator[2 * i + 1] + bias[i % 2], kActivation));
+    }
+  }
+
+  template <int kPass>
+  CUTE_DEVICE void store_pass() {
+    // stmatrix.x4.trans: matrices (features, next 8 features) x (8 tokens, next 8 tokens); lane l addresses row l % 8
+    // of matrix l / 8.
+    const int lane = thread_ % 32;
+    const int row = lane % 8 + lane / 16 * 8;
+    const int chunk = thread_ / 32 * 2 + lane / 8 % 2;  // of 8 features
+    Element* buffer = staging_.tokens[kPass % 2];
+    if (thread_ == 0) cute::tma_store_wait<1>();  // the store that last read this buffer
+    cutlass::arch::NamedBarrier::sync(128, barrier_);
+    CUTE_UNROLL
+    for (int step = 0; step < kPassTokens / 16; ++step) {
+      const uint32_t* pairs = packed_ + (kPass * (kPassTokens / 16) + step) * 4;
+      Element* target = buffer + (step * 16 + row) * kFeatures + (chunk ^ (row % 8)) * 8;
+      cute::SM90_U16x8_STSM_T::copy(pairs[0], pairs[1], pairs[2], pairs[3],
+                                    *reinterpret_cast<cute::uint128_t*>(target));
+    }
+    cute::tma_store_fence();
+    cutlass::arch::NamedBarrier::sync(128, barrier_);
+    if (thread_ == 0) {
+      cute::SM90_TMA_STORE_2D::copy(output_map_, buffer, first_feature_, first_token_ + kPass * kPassTokens);
+      cute::tma_store_arrive();
+    }
+  }
+
+  const CUtensorMap* output_map_;
+  Staging& staging_;
+  int thread_;
+  int barrier_;
+  uint32_t packed_[64];
+  int first_feature_ = 0;
+  int first_token_ = 0;
+  int pass_ = kPasses;  // passes stored
+};
+
+}  // namespace block_sparse::sm90

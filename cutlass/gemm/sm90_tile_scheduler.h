@@ -1,0 +1,84 @@
+// Which tile a persistent thread block computes next.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "gemm/sm90_ring.h"
+#include "gemm/sm90_work.h"
+
+namespace block_sparse::sm90 {
+
+// Tiles in the order in which they are started: strips of a few token tiles; within a strip groups outer, token tiles
+// inner, so that thread blocks which run together read the same pieces and few tokens.
+struct TileRaster {
+  int token_tiles;
+  int groups;
+  int strip;  // token tiles of a strip
+
+  struct Place {
+    int token_tile;
+    int group;  // index into WorkLists::groups
+  };
+
+  CUTE_HOST_DEVICE int size() const { return token_tiles * groups; }
+
+  CUTE_DEVICE Place operator()(int tile) const {
+    const int strip_tiles = strip * groups;
+    const int first = tile / strip_tiles * strip;
+    const int rest = tile % strip_tiles;
+    const int width = min(strip, token_tiles - first);
+    // The last strip runs longest first, for balance. The others do not, lest all thread blocks load at one time and
+    // store at another.
+    const bool last = first + strip >= token_tiles;
+    return {first + rest % width, rest / width + (last ? groups : 0)};
+  }
+};
+
+// The next tile, as the scheduling warp leaves it for the loading warps; 32 items of it come along, because reading
+// them is what a loading warp would wait for.
+struct TileBox {
+  int tile;  // -1: no more
+  int token_tile;
+  int first_item;
+  int items;
+  Item head[32];
+};
+
+// Item `i` of `items`. An empty group still sends one item without pieces, so that its tile is stored.
+CUTE_DEVICE Item fetch_item(const Item* items, int count, int i) { return i < count ? items[i] : Item{0, {-1, -1}, 0}; }
+
+// Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start.
+template <class Shared>
+CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const WorkLists& work, int* counter,
+                                int lane) {
+  int tile = blockIdx.x;
+  for (int turn = 0;; ++turn) {
+    const bool more = tile < raster.size();
+    Item item{};
+    Group group{};
+    TileRaster::Place place{};
+    if (more) {
+      place = raster(tile);
+      group = work.groups[place.group];
+      item = fetch_item(work.items + group.first_item, group.items, lane);
+    }
+    shared.box.head[lane] = item;
+    if (lane == 0) {
+      shared.box.tile = more ? tile : -1;
+      shared.box.token_tile = place.token_tile;
+      shared.box.first_item = group.first_item;
+      shared.box.items = group.items;
+    }
+    __syncwarp();
+    if (lane == 0) shared.box_full.arrive();
+    if (!more) break;
+    // Only when the loading warps have taken this tile: a tile claimed early is one that an idle thread block lacks.
+    if (lane == 0) {
+      shared.box_empty.wait(turn & 1);
+      tile = gridDim.x + atomicAdd(counter, 1);
+    }
+    tile = __shfl_sync(~0u, tile, 0);
+  }
+}
+
+}  // namespace block_sparse::sm90
