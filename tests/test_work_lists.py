@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from pytorch_block_sparse import BlockPattern
 from pytorch_block_sparse.native import block_sparse_native
 
-SIDE = 64  # of a piece, and outputs of a line
+CHUNK = 64  # inputs of an item; outputs of a group are 128 in pieces of 64, else 256
 PATTERNS = {
     "random": lambda: BlockPattern.random((768, 512), 0.3, (64, 64)),
     "full": lambda: BlockPattern.random((256, 384), 1.0, (128, 128)),
@@ -19,6 +21,12 @@ PATTERNS = {
     "no block": lambda: BlockPattern.random((320, 192), nnz=0, block_shape=(64, 64)),
     "ragged edge": lambda: BlockPattern.random((300, 200), 0.5, (64, 64)),
     "slots in disorder": lambda: disordered(),
+    "32": lambda: BlockPattern.random((608, 480), 0.3, (32, 32)),
+    "32, full": lambda: BlockPattern.random((608, 480), 1.0, (32, 32)),
+    "32, no block": lambda: BlockPattern.random((608, 480), nnz=0, block_shape=(32, 32)),
+    "96 x 32": lambda: BlockPattern.random((576, 512), 0.3, (96, 32)),
+    "16": lambda: BlockPattern.random((528, 272), 0.2, (16, 16)),
+    "16 x 48": lambda: BlockPattern.random((512, 480), 0.3, (16, 48)),
 }
 
 
@@ -31,9 +39,14 @@ def work_lists(pattern: BlockPattern) -> np.ndarray:
     return torch.ops.pytorch_block_sparse.work_lists(pattern.index(), pattern.geometry).numpy()
 
 
+def piece_side(pattern: BlockPattern) -> int:
+    return next(side for side in (64, 32, 16) if not any(length % side for length in pattern.block_shape))
+
+
 def expected_pieces(pattern: BlockPattern, transposed: bool) -> set[tuple[int, int, int]]:
-    """(line, chunk, piece) of every 64 x 64 part of a stored block; sm90_work.h numbers the pieces."""
-    tall, wide = pattern.block_shape[0] // SIDE, pattern.block_shape[1] // SIDE
+    """(line, part of the inputs, number) of every piece of a stored block, numbered as sm90_work.h says."""
+    side = piece_side(pattern)
+    tall, wide = pattern.block_shape[0] // side, pattern.block_shape[1] // side
     pieces = set()
     for slot, (row, col) in enumerate(pattern.block_coords.tolist()):
         for i in range(tall):
@@ -43,70 +56,100 @@ def expected_pieces(pattern: BlockPattern, transposed: bool) -> set[tuple[int, i
     return pieces
 
 
-def read_list(work: np.ndarray) -> tuple[list[list[int]], set[tuple[int, int, int]], int]:
-    """A list's groups in raster order, the pieces it names, and its length in int32 elements."""
-    count = work[0]
-    groups = work[4 : 4 + 8 * count].reshape(2, count, 4)
-    items = work[4 + 8 * count :]
-    assert sorted(groups[0].tolist()) == sorted(groups[1].tolist())
-    pieces, named, used = set(), 0, 0
-    for first, length, *features in groups[0].tolist():
-        chunks = set()
-        for chunk, *numbers, unused in items[4 * first : 4 * (first + length)].reshape(-1, 4).tolist():
-            assert unused == 0
-            assert chunk not in chunks
-            chunks.add(chunk)
-            assert max(numbers) >= 0
-            for feature, number in zip(features, numbers, strict=True):
-                if number >= 0:
-                    pieces.add((feature // SIDE, chunk, number))
-                    named += 1
-        used += length
-    assert named == len(pieces)
-    return groups[0].tolist(), pieces, used
+class WorkList:
+    """One direction's list, taken apart: groups [2, count, fields], items [most, 4], pieces, and its length."""
+
+    def __init__(self, work: np.ndarray, pattern: BlockPattern, transposed: bool) -> None:
+        self.side = piece_side(pattern)
+        grid = [
+            length * size // self.side for length, size in zip(pattern.grid_shape, pattern.block_shape, strict=True)
+        ]
+        self.lines, parts = grid[::-1] if transposed else grid
+        stored = pattern.nnz * pattern.block_shape[0] * pattern.block_shape[1] // self.side**2
+        self.group_lines = 2 if self.side == 64 else 256 // self.side
+        count = -(-self.lines // self.group_lines)
+        most_items = min(stored, count * -(-parts * self.side // CHUNK))
+        # {first item, items, (two unused,) first feature of each line}
+        self.first_feature = 2 if self.side == 64 else 4
+        fields = self.first_feature + self.group_lines
+        self.groups = work[: 2 * count * fields].reshape(2, count, fields)
+        offset = 2 * count * fields
+        self.items = work[offset : offset + 4 * most_items].reshape(most_items, 4)
+        offset += 4 * most_items
+        self.pieces = work[offset : offset + stored].view(np.uint32)
+        self.length = offset + (0 if self.side == 64 else -(-stored // 4) * 4)
+
+    def group_pieces(self, group: np.ndarray) -> list[tuple[int, int, int]]:
+        """(line, part, number) of each piece that a group names."""
+        features = group[self.first_feature :].tolist()
+        pieces = []
+        for item in self.items[group[0] : group[0] + group[1]]:
+            if self.side == 64:
+                named = [(line, 0, number) for line, number in enumerate(item[1:3].tolist()) if number >= 0]
+            else:
+                named = list(self.narrow_pieces(item))
+            assert named
+            parts = CHUNK // self.side
+            pieces += [(features[line] // self.side, item[0] * parts + part, number) for line, part, number in named]
+        return pieces
+
+    def narrow_pieces(self, item: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        position = int(item[1])
+        half_lines = self.group_lines // 2
+        for half, mask in enumerate(item[2:].view(np.uint32).tolist()):
+            for bit in range(32):
+                if mask >> bit & 1:
+                    entry = int(self.pieces[position])
+                    position += 1
+                    assert entry >> 27 == bit
+                    yield half * half_lines + bit % half_lines, bit // half_lines, entry & (1 << 27) - 1
+
+
+def both_lists(pattern: BlockPattern) -> list[WorkList]:
+    work = work_lists(pattern)
+    assert work.dtype == np.int32
+    assert len(work) == block_sparse_native.work_lists_size(pattern.geometry)
+    forward = WorkList(work, pattern, transposed=False)
+    backward = WorkList(work[forward.length :], pattern, transposed=True)
+    return [forward, backward]
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_piece_is_listed_once(name):
     pattern = PATTERNS[name]()
-    work = work_lists(pattern)
-    assert work.dtype == np.int32
-    assert len(work) == block_sparse_native.work_lists_size(pattern.geometry)
-    # The forward list comes first; the other begins where the first one's room ends, which its size tells.
-    rows, cols = pattern.grid_shape
-    tall, wide = pattern.block_shape[0] // SIDE, pattern.block_shape[1] // SIDE
-    offset = 0
-    for transposed, lines, chunks in ((False, rows * tall, cols * wide), (True, cols * wide, rows * tall)):
-        groups, pieces, _ = read_list(work[offset:])
-        assert pieces == expected_pieces(pattern, transposed)
-        features = sorted(feature for group in groups for feature in group[2:])
-        assert features[:lines] == [SIDE * line for line in range(lines)]
-        assert all(feature >= SIDE * lines for feature in features[lines:])
-        count = -(-lines // 2)
-        offset += 4 + 8 * count + 4 * min(pattern.nnz * tall * wide, count * chunks)
-    assert offset == len(work)
+    for work, transposed in zip(both_lists(pattern), (False, True), strict=True):
+        named = [piece for group in work.groups[0] for piece in work.group_pieces(group)]
+        assert len(named) == len(set(named))
+        assert set(named) == expected_pieces(pattern, transposed)
+        for group in work.groups[0]:
+            chunks = work.items[group[0] : group[0] + group[1], 0].tolist()
+            assert len(chunks) == len(set(chunks))
+        features = sorted(work.groups[0, :, work.first_feature :].ravel().tolist())
+        assert features[: work.lines] == [work.side * line for line in range(work.lines)]
+        assert all(feature >= work.side * work.lines for feature in features[work.lines :])
+        assert sorted(work.groups[0].tolist()) == sorted(work.groups[1].tolist())
 
 
 def test_longest_groups_come_first_in_the_second_copy():
     mask = torch.rand(64, 64) < torch.linspace(0.02, 0.9, 64)[:, None]
-    pattern = BlockPattern.from_mask(mask, (64, 64))
-    work = work_lists(pattern)
-    count = work[0]
-    groups = work[4 : 4 + 8 * count].reshape(2, count, 4)[1]
-    items = work[4 + 8 * count :].reshape(-1, 4)
-    lengths = [(items[first : first + length, 1:3] >= 0).sum() for first, length, *_ in groups]
+    work = both_lists(BlockPattern.from_mask(mask, (64, 64)))[0]
+    lengths = [len(work.group_pieces(group)) for group in work.groups[1]]
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_lines_that_share_blocks_are_paired():
-    lines = torch.rand(16, 64) < 0.2
-    pattern = BlockPattern.from_mask(torch.cat((lines, lines[torch.randperm(16)])), (64, 64))
-    groups, _, items = read_list(work_lists(pattern))
-    assert items == lines.sum()  # every item serves both lines
-    assert len(groups) == 16
+@pytest.mark.parametrize(("side", "copies"), [(64, 2), (32, 8), (16, 16)])
+def test_lines_that_share_blocks_are_grouped(side, copies):
+    line = torch.rand(16, 128) < 0.2
+    rows = line.repeat(copies, 1)[torch.randperm(16 * copies)]
+    work = both_lists(BlockPattern.from_mask(rows, (side, side)))[0]
+    for group in work.groups[0]:
+        lines = {}
+        for row, part, _ in work.group_pieces(group):
+            lines.setdefault(row, set()).add(part)
+        assert len({frozenset(parts) for parts in lines.values()}) == 1
 
 
-@pytest.mark.parametrize(("side", "share"), [(64, 0.01), (128, 0.01)])
+@pytest.mark.parametrize(("side", "share"), [(32, 0.03), (64, 0.01), (128, 0.01)])
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.01])
 def test_lists_are_small(side, share, density):
     pattern = BlockPattern.random((8192, 8192), density, (side, side))

@@ -1,5 +1,6 @@
-// dense x sparse -> dense for Hopper (sm_90a), both directions by one template: the copy engine (TMA) loads, warpgroup
-// matrix instructions (WGMMA) multiply, every thread block lives as long as the launch.
+// dense x sparse -> dense for Hopper (sm_90a), blocks whose sides are multiples of 64, both directions by one template:
+// the copy engine (TMA) loads, warpgroup matrix instructions (WGMMA) multiply, every thread block lives as long as the
+// launch.
 //
 //   forward         y  [T, O] = x [T, I] Wᵀ   lines are strips of 64 output features, chunks strips of 64 inputs
 //   input gradient  dx [T, I] = dy [T, O] W   the same with I and O exchanged
@@ -16,40 +17,37 @@
 
 namespace block_sparse::sm90 {
 
-struct BlockTaskParams {
-  TileRaster raster;
-  const int32_t* work;  // WorkHeader, groups, items
-  int* counter;         // zero at the launch
-  int pieces_per_row;   // of `values` as a matrix [nnz * bh, bw]
-  int features;         // O (forward) or I
-  const void* bias;     // [features] or null
-  EpilogueActivation activation;
-};
-
 template <class Element_, bool kTransposed_>
 struct BlockTaskConfig {
   using Element = Element_;
+  using Work = WideWork;
+  static constexpr int kGroupLines = Work::kGroupLines;
   static constexpr bool kTransposed = kTransposed_;  // input gradient
   static constexpr MajorMode kMajorA = kTransposed ? MajorMode::MN : MajorMode::K;
+  static constexpr int kPieceSide = kChunk;
   static constexpr int kTokens = 256;
+  static constexpr int kStoreTokens = DeferredStore<Element>::kPassTokens;  // of a box of the output
+  // Token tiles of a strip, measured on the H200: forward gains from reusing pieces over a few of them; the input
+  // gradient is fastest when all thread blocks read one token tile, because dy is long.
+  static constexpr int64_t kStripTiles = kTransposed ? 1 : 4;
   static constexpr int kStages = 4;
   static constexpr int kLoaders = 1 + kGroupLines;
   static constexpr int kThreads = 128 * (1 + kGroupLines);
-  static constexpr uint32_t kInputBytes = kTokens * kPieceSide * sizeof(Element);
-  static constexpr uint32_t kPieceBytes = kPieceSide * kPieceSide * sizeof(Element);
+  static constexpr uint32_t kInputBytes = kTokens * kChunk * sizeof(Element);
+  static constexpr uint32_t kPieceBytes = kChunk * kChunk * sizeof(Element);
   // Registers a thread: what the loading warps give back, the multiplying ones get.
   static constexpr int kLoaderRegisters = 56;
   static constexpr int kMultiplierRegisters = 224;
 
   struct SharedStorage {
-    alignas(1024) Element pieces[kStages][kGroupLines][kPieceSide * kPieceSide];
-    alignas(1024) Element input[kStages][kTokens * kPieceSide];  // (TOKENS, K)
+    alignas(1024) Element pieces[kStages][kGroupLines][kChunk * kChunk];
+    alignas(1024) Element input[kStages][kTokens * kChunk];  // (TOKENS, K)
     typename DeferredStore<Element>::Staging staging[kGroupLines];
     FullBarrier full[kStages];
     EmptyBarrier empty[kStages];
     EmptyBarrier box_full;
     EmptyBarrier box_empty;
-    TileBox box;
+    TileBox<WideWork> box;
     int control[kStages];
   };
 };
@@ -59,13 +57,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of 256 x 64
                const __grid_constant__ CUtensorMap values_map,  // [nnz * bh, bw], boxes of 64 x 64
                const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of 64 x 64
-               const BlockTaskParams params) {
+               const TaskParams<WideWork> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(shared_bytes);
-  const WorkLists work = locate_work(params.work, params.raster.groups);
+  const WideWork& work = params.work;
   if (threadIdx.x == 0) {
-    constexpr int kMultiplierWarps = 4 * kGroupLines;
+    constexpr int kMultiplierWarps = 4 * Config::kGroupLines;
     for (int stage = 0; stage < Config::kStages; ++stage) {
       shared.full[stage].init(Config::kLoaders);
       shared.empty[stage].init(kMultiplierWarps);

@@ -9,14 +9,15 @@ namespace block_sparse::sm90 {
 
 // What the multiplying warps are told of a stage.
 struct StageControl {
-  static constexpr int kLast = 1 << kGroupLines;  // the tile's last item
-  static constexpr int kTileShift = kGroupLines + 1;
+  static constexpr int kLast = 1 << WideWork::kGroupLines;  // the tile's last item
+  static constexpr int kTileShift = WideWork::kGroupLines + 1;
   static constexpr int kNoMoreTiles = -1;
+  static_assert(kMostTiles <= INT32_MAX >> kTileShift);
 
-  static CUTE_DEVICE int make(const Item& item, bool last, int tile) {
+  static CUTE_DEVICE int make(const WideWork::Item& item, bool last, int tile) {
     int control = last ? kLast | tile << kTileShift : 0;
     CUTE_UNROLL
-    for (int line = 0; line < kGroupLines; ++line) control |= (item.pieces[line] >= 0) << line;
+    for (int line = 0; line < WideWork::kGroupLines; ++line) control |= (item.pieces[line] >= 0) << line;
     return control;
   }
 };
@@ -24,8 +25,9 @@ struct StageControl {
 // Run by one warp; `role` 0 loads tokens and writes the control word, role 1 + line loads that line's pieces. Every
 // role waits and arrives on every stage, also where it has nothing to load: none can get a lap ahead of another.
 template <class Config, class Shared>
-CUTE_DEVICE void load_tiles(Shared& shared, const WorkLists& work, const CUtensorMap* input_map,
+CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensorMap* input_map,
                             const CUtensorMap* values_map, int pieces_per_row, int role, int lane) {
+  using Item = WideWork::Item;
   constexpr uint64_t kNoHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
   RingPosition<Config::kStages> ring;
   for (int turn = 0;; ++turn) {
@@ -42,18 +44,18 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WorkLists& work, const CUtenso
     const int count = max(listed, 1);
     for (int base = 0; base < count; base += 32) {
       const Item mine = next;
-      if (base + 32 < count) next = fetch_item(items, listed, base + 32 + lane);
+      if (base + 32 < count) next = fetch_item<WideWork>(items, listed, base + 32 + lane);
       // Where this lane's piece is in `values`, seen as a matrix of bw columns.
       const int piece = role == 0 ? -1 : mine.pieces[role - 1];
-      const int piece_row = piece / pieces_per_row * kPieceSide;
-      const int piece_column = piece % pieces_per_row * kPieceSide;
+      const int piece_row = piece / pieces_per_row * kChunk;
+      const int piece_column = piece % pieces_per_row * kChunk;
       for (int i = 0; i < min(32, count - base); ++i) {
         Item item{};
         int row = 0, column = 0, present = 0;
         if (role == 0) {
           item.chunk = __shfl_sync(~0u, mine.chunk, i);
           CUTE_UNROLL
-          for (int line = 0; line < kGroupLines; ++line) {
+          for (int line = 0; line < WideWork::kGroupLines; ++line) {
             item.pieces[line] = __shfl_sync(~0u, mine.pieces[line], i);
             present |= item.pieces[line] >= 0;
           }
@@ -70,7 +72,7 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WorkLists& work, const CUtenso
             store_shared(shared.control[stage], StageControl::make(item, base + i + 1 == count, tile));
             shared.full[stage].arrive_and_expect_tx(present ? Config::kInputBytes : 0);
             if (present) {
-              cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], item.chunk * kPieceSide,
+              cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], item.chunk * kChunk,
                                            first_token);
             }
           } else {

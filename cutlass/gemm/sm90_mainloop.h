@@ -9,7 +9,7 @@ namespace block_sparse::sm90 {
 
 // Run by one warpgroup; `thread` of its 128. `bias(feature)`: float, called with features of the output only.
 template <class Config, class Shared, class Bias>
-CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const WorkLists& work,
+CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const WideWork& work,
                                 const CUtensorMap* output_map, int features, int line, int thread, Bias bias,
                                 EpilogueActivation activation) {
   using Element = typename Config::Element;
@@ -46,7 +46,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
         for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
         cute::warpgroup_arrive();
         CUTE_UNROLL
-        for (int k = 0; k < kPieceSide / 16; ++k) {
+        for (int k = 0; k < kChunk / 16; ++k) {
           Mma::add_product(pieces + stage * kPieceStep + k * kInstructionStep<Config::kMajorA>,
                            input + stage * kInputStep + k * kInstructionStep<MajorMode::K>, accumulator);
         }

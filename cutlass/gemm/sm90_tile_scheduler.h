@@ -3,10 +3,13 @@
 
 #include <cute/tensor.hpp>
 
+#include "gemm/epilogue_function.h"
 #include "gemm/sm90_ring.h"
 #include "gemm/sm90_work.h"
 
 namespace block_sparse::sm90 {
+
+constexpr int64_t kMostTiles = (int64_t(1) << 28) - 1;  // of a launch
 
 // Tiles in the order in which they are started: strips of a few token tiles; within a strip groups outer, token tiles
 // inner, so that thread blocks which run together read the same pieces and few tokens.
@@ -17,7 +20,7 @@ struct TileRaster {
 
   struct Place {
     int token_tile;
-    int group;  // index into WorkLists::groups
+    int group;  // index into the work's groups
   };
 
   CUTE_HOST_DEVICE int size() const { return token_tiles * groups; }
@@ -34,33 +37,47 @@ struct TileRaster {
   }
 };
 
+// What a dense x sparse kernel is given besides its tensor maps.
+template <class Work>
+struct TaskParams {
+  TileRaster raster;
+  Work work;
+  int* counter;        // zero at the launch
+  int pieces_per_row;  // of `values` as a matrix [nnz * bh, bw]
+  int features;        // O (forward) or I
+  const void* bias;    // [features] or null
+  EpilogueActivation activation;
+};
+
 // The next tile, as the scheduling warp leaves it for the loading warps; 32 items of it come along, because reading
 // them is what a loading warp would wait for.
+template <class Work>
 struct TileBox {
   int tile;  // -1: no more
   int token_tile;
   int first_item;
   int items;
-  Item head[32];
+  typename Work::Item head[32];
 };
 
-// Item `i` of `items`. An empty group still sends one item without pieces, so that its tile is stored.
-CUTE_DEVICE Item fetch_item(const Item* items, int count, int i) { return i < count ? items[i] : Item{0, {-1, -1}, 0}; }
+template <class Work>
+CUTE_DEVICE typename Work::Item fetch_item(const typename Work::Item* items, int count, int i) {
+  return i < count ? items[i] : Work::empty_item();
+}
 
 // Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start.
-template <class Shared>
-CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const WorkLists& work, int* counter,
-                                int lane) {
+template <class Work, class Shared>
+CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const Work& work, int* counter, int lane) {
   int tile = blockIdx.x;
   for (int turn = 0;; ++turn) {
     const bool more = tile < raster.size();
-    Item item{};
-    Group group{};
+    typename Work::Item item{};
+    typename Work::Group group{};
     TileRaster::Place place{};
     if (more) {
       place = raster(tile);
       group = work.groups[place.group];
-      item = fetch_item(work.items + group.first_item, group.items, lane);
+      item = fetch_item<Work>(work.items + group.first_item, group.items, lane);
     }
     shared.box.head[lane] = item;
     if (lane == 0) {

@@ -1,53 +1,75 @@
-// Work lists of the Hopper dense x sparse kernel: what the host builds once a pattern and the kernel walks. Plain
+// Work lists of the Hopper dense x sparse kernels: what the host builds once a pattern and the kernels walk. Plain
 // structs, the same for host and device; no CUDA header.
 //
-// Lines are strips of 64 outputs (features of y forward, of x for the input gradient); two of them make a group, which
-// one thread block multiplies with 256 tokens. Chunks are strips of 64 inputs. A piece is the 64 x 64 part of a stored
-// block where a line meets a chunk.
+// Blocks are cut into square pieces of 64, 32 or 16 elements, numbered through `values` seen as [nnz * bh / side,
+// bw / side] squares, row-major. Lines are strips of `side` outputs (features of y forward, of x for the input
+// gradient); a group is as many lines as one thread block computes. Chunks are strips of 64 inputs. An item is one
+// chunk that at least one line of a group needs.
 #pragma once
 
 #include <cstdint>
 
 namespace block_sparse::sm90 {
 
-constexpr int kPieceSide = 64;
-constexpr int kGroupLines = 2;
+constexpr int kChunk = 64;
 
-// One chunk that at least one line of the group needs, and the piece of each line there, or -1. Pieces are numbered
-// through `values` seen as [nnz * bh / 64, bw / 64] squares, row-major.
-struct Item {
-  int32_t chunk;
-  int32_t pieces[kGroupLines];
-  int32_t unused;
+// Pieces of 64: a group is two lines.
+struct WideWork {
+  static constexpr int kGroupLines = 2;
+
+  struct Item {
+    int32_t chunk;
+    int32_t pieces[kGroupLines];  // of each line, or -1
+    int32_t unused;
+  };
+
+  struct Group {
+    int32_t first_item;
+    int32_t items;
+    int32_t first_feature[kGroupLines];  // of each line; past the last feature where the group has no such line
+  };
+
+  const Group* groups;  // [2 * count]: in raster order, then again longest first
+  const Item* items;
+
+  // An empty group still sends one item, so that its tile is stored.
+  static constexpr Item empty_item() { return {0, {-1, -1}, 0}; }
 };
 
-struct Group {
-  int32_t first_item;
-  int32_t items;
-  int32_t first_feature[kGroupLines];  // of each line; past the last feature where the group has no second line
-};
+// Pieces of 32 or 16: a group is 256 outputs in two halves of 128.
+template <int kSide_>
+struct NarrowWork {
+  static constexpr int kSide = kSide_;
+  static constexpr int kHalves = 2;
+  static constexpr int kHalfLines = 128 / kSide;
+  static constexpr int kGroupLines = kHalves * kHalfLines;
+  static constexpr int kChunkParts = kChunk / kSide;
+  static_assert(kHalfLines * kChunkParts <= 32, "one mask word a half");
 
-struct WorkHeader {
-  int32_t groups;
-  int32_t unused[3];
-};
+  struct Item {
+    int32_t chunk;
+    int32_t first_piece;     // into pieces: those of half 0, then of half 1, in the order of their bits
+    uint32_t mask[kHalves];  // bit part * kHalfLines + line: the half's line has a block at that part of the chunk
+  };
 
-// The list in memory: header, groups in raster order, the same groups longest first, items.
-struct WorkLists {
+  struct Group {
+    int32_t first_item;
+    int32_t items;
+    int32_t unused[2];
+    int32_t first_feature[kGroupLines];
+  };
+
+  // A piece's number, and the bit it belongs to.
+  static constexpr int kPieceBits = 27;
+  static constexpr int32_t pack_piece(int64_t number, int bit) {
+    return int32_t(uint32_t(number) | uint32_t(bit) << kPieceBits);
+  }
+
   const Group* groups;  // [2 * count]
   const Item* items;
+  const int32_t* pieces;  // pack_piece
+
+  static constexpr Item empty_item() { return {0, 0, {0, 0}}; }
 };
-
-constexpr int64_t work_bytes(int64_t groups, int64_t items) {
-  return sizeof(WorkHeader) + 2 * groups * sizeof(Group) + items * sizeof(Item);
-}
-
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    inline WorkLists locate_work(const int32_t* list, int64_t groups) {
-  const Group* first = reinterpret_cast<const Group*>(list + sizeof(WorkHeader) / sizeof(int32_t));
-  return {first, reinterpret_cast<const Item*>(first + 2 * groups)};
-}
 
 }  // namespace block_sparse::sm90

@@ -15,9 +15,8 @@ struct SplitPlan {
 using BlockTaskFamily = const char*(const DenseSparseProblem&, const int32_t* line_order, cudaStream_t);
 BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_task_3xtf32;
 
-// Hopper. `work`: the list of the direction; `counter`: device int, zero.
-using BlockTaskSm90Family = const char*(const DenseSparseProblem&, const int32_t* work, int* counter,
-                                        int multiprocessors, cudaStream_t);
+// Hopper. `counter`: device int, zero.
+using BlockTaskSm90Family = const char*(const DenseSparseProblem&, int* counter, int multiprocessors, cudaStream_t);
 BlockTaskSm90Family block_task_sm90_bfloat16, block_task_sm90_float16;
 
 using BlockTaskBackFamily = const char*(const SparseSupportProblem&, const SplitPlan&, bool result_float32,

@@ -90,7 +90,7 @@ bool block_task_sm90_serves(const DenseSparseProblem& problem) {
   return (problem.dtype == DType::kBFloat16 || problem.dtype == DType::kFloat16) && problem.index.work_lists &&
          geometry.nnz > 0 && problem.tokens > 0 &&
          inner % inner_block == 0 &&  // else x must be zero *and* the blocks finite past the edge
-         sm90::has_dense_sparse_work(geometry) && is_aligned(problem.values) &&
+         sm90::dense_sparse_side(geometry) != 0 && is_aligned(problem.values) &&
          rows_aligned(problem.input, problem.input_stride, kElementSize) &&
          rows_aligned(problem.output, features, kElementSize);
 #else
@@ -102,9 +102,8 @@ const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* work
                                    cudaStream_t stream) {
 #ifdef BLOCK_SPARSE_WITH_SM90A
   if (cudaError_t status = cudaMemsetAsync(workspace, 0, sizeof(int), stream)) return status_message(status);
-  const int32_t* work = problem.index.work_lists + dense_sparse_work_offset(problem.geometry, problem.direction);
   auto* family = problem.dtype == DType::kBFloat16 ? block_task_sm90_bfloat16 : block_task_sm90_float16;
-  return family(problem, work, static_cast<int*>(workspace), device.multiprocessors, stream);
+  return family(problem, static_cast<int*>(workspace), device.multiprocessors, stream);
 #else
   return "block_sparse: built without the Hopper kernels";
 #endif

@@ -24,7 +24,7 @@ const char* launch_block_task(const DenseSparseProblem& problem, Float32Precisio
                               cudaStream_t stream);
 
 // The Hopper kernel (sm_90a): whether it takes a problem, on a GPU of compute capability 9.0. Needs the pattern's work
-// lists, blocks of multiples of 64, 2-byte elements, and 16-byte aligned rows.
+// lists, block sides of multiples of 16, 2-byte elements, and 16-byte aligned rows.
 bool block_task_sm90_serves(const DenseSparseProblem& problem);
 
 // `workspace`: kBlockTaskSm90Workspace bytes that belong to this launch, 16-byte aligned.

@@ -2,44 +2,44 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 #include <vector>
-
-#include "gemm/sm90_work.h"
 
 namespace block_sparse {
 namespace sm90 {
 namespace {
 
-// The pattern as one direction of dense x sparse sees it: block lines (rows forward, columns for the input gradient),
-// each cut into lines of 64 outputs, meet blocks that are cut into chunks of 64 inputs.
+// The pattern as one direction of dense x sparse sees it: block lines (rows forward, columns for the input gradient) of
+// blocks, each cut into pieces of `side`.
 struct DirectionView {
+  int64_t side;
   int64_t block_lines;
-  int64_t block_chunks;     // blocks along the inner dimension
-  int64_t lines_per_block;  // along the outputs
-  int64_t chunks_per_block;
-  int64_t piece_line_step;  // how the number of a piece grows with its line and its chunk within the block
-  int64_t piece_chunk_step;
+  int64_t inner_blocks;     // blocks along the inner dimension
+  int64_t lines_per_block;  // pieces of a block along the outputs
+  int64_t parts_per_block;  // and along the inner dimension
+  int64_t piece_line_step;  // how the number of a piece grows with its line and its part within the block
+  int64_t piece_part_step;
+  int64_t nnz;
 
-  DirectionView(const Geometry& geometry, Direction direction) {
-    const int64_t tall = geometry.block_height / kPieceSide;
-    const int64_t wide = geometry.block_width / kPieceSide;
+  DirectionView(const Geometry& geometry, Direction direction) : side(dense_sparse_side(geometry)), nnz(geometry.nnz) {
+    const int64_t tall = geometry.block_height / side;
+    const int64_t wide = geometry.block_width / side;
     const bool forward = direction == Direction::kForward;
     block_lines = forward ? geometry.grid_rows() : geometry.grid_cols();
-    block_chunks = forward ? geometry.grid_cols() : geometry.grid_rows();
+    inner_blocks = forward ? geometry.grid_cols() : geometry.grid_rows();
     lines_per_block = forward ? tall : wide;
-    chunks_per_block = forward ? wide : tall;
+    parts_per_block = forward ? wide : tall;
     piece_line_step = forward ? wide : 1;
-    piece_chunk_step = forward ? 1 : wide;
+    piece_part_step = forward ? 1 : wide;
   }
 
+  int64_t group_lines() const { return side == 64 ? WideWork::kGroupLines : 256 / side; }
   int64_t lines() const { return block_lines * lines_per_block; }
-  int64_t groups() const { return (lines() + kGroupLines - 1) / kGroupLines; }
-  int64_t chunks() const { return block_chunks * chunks_per_block; }
-  int64_t pieces_per_block() const { return lines_per_block * chunks_per_block; }
-  int64_t most_items(int64_t nnz) const { return std::min(nnz * pieces_per_block(), groups() * chunks()); }
-  int64_t work_size(int64_t nnz) const { return work_bytes(groups(), most_items(nnz)) / sizeof(int32_t); }
+  int64_t groups() const { return (lines() + group_lines() - 1) / group_lines(); }
+  int64_t chunks() const { return (inner_blocks * parts_per_block * side + kChunk - 1) / kChunk; }
+  int64_t pieces_per_block() const { return lines_per_block * parts_per_block; }
+  int64_t pieces() const { return nnz * pieces_per_block(); }
+  int64_t most_items() const { return std::min(pieces(), groups() * chunks()); }
 };
 
 struct LineIndexView {
@@ -48,32 +48,36 @@ struct LineIndexView {
   const int32_t* slots;    // [nnz]
 };
 
-// An order of the block lines in which neighbours 2 i, 2 i + 1 share blocks: the pair with the most common indices
-// first, greedily. Pairs are searched within segments of neighbouring lines, which bounds the time to about
-// kOperationsPerBlock word operations a block; what is left over keeps its order.
-std::vector<int32_t> pair_lines(const DirectionView& view, const LineIndexView& index, int64_t nnz) {
+// Clusters of block lines that share blocks. Each round joins clusters in pairs, those with the most common blocks
+// first, greedily; a cluster without a partner stays as it is and comes last. Pairs are searched within segments of
+// neighbouring clusters, which bounds a round to about kOperationsPerBlock word operations a block.
+using Cluster = std::vector<int32_t>;
+
+std::vector<Cluster> pair_clusters(const DirectionView& view, const LineIndexView& index,
+                                   const std::vector<Cluster>& clusters) {
   constexpr int64_t kOperationsPerBlock = 60;
   constexpr int64_t kLeastOperations = 1 << 20;
   constexpr int64_t kMostSegment = 2048;
-  const int64_t lines = view.block_lines;
-  const int64_t words = (view.block_chunks + 63) / 64;
-  const int64_t operations = std::max(kLeastOperations, kOperationsPerBlock * nnz);
-  const int64_t segment = std::clamp(2 * operations / (lines * words), int64_t(2), kMostSegment) / 2 * 2;
+  const int64_t total = clusters.size();
+  const int64_t words = (view.inner_blocks + 63) / 64;
+  const int64_t operations = std::max(kLeastOperations, kOperationsPerBlock * view.nnz);
+  const int64_t segment = std::clamp(2 * operations / (total * words), int64_t(2), kMostSegment) / 2 * 2;
 
   struct Candidate {
     int32_t common, first, second;
   };
   std::vector<uint64_t> bits;
   std::vector<Candidate> candidates, sorted;
-  std::vector<int32_t> starts, order;
-  std::vector<int32_t> partner(lines, -1);
-  order.reserve(lines);
-  for (int64_t begin = 0; begin < lines; begin += segment) {
-    const int64_t count = std::min(segment, lines - begin);
+  std::vector<int32_t> starts;
+  std::vector<int32_t> partner(total, -1);
+  for (int64_t begin = 0; begin < total; begin += segment) {
+    const int64_t count = std::min(segment, total - begin);
     bits.assign(count * words, 0);
     for (int64_t i = 0; i < count; ++i) {
-      for (int32_t entry = index.offsets[begin + i]; entry < index.offsets[begin + i + 1]; ++entry) {
-        bits[i * words + index.indices[entry] / 64] |= uint64_t(1) << (index.indices[entry] % 64);
+      for (const int32_t line : clusters[begin + i]) {
+        for (int32_t entry = index.offsets[line]; entry < index.offsets[line + 1]; ++entry) {
+          bits[i * words + index.indices[entry] / 64] |= uint64_t(1) << (index.indices[entry] % 64);
+        }
       }
     }
     candidates.clear();
@@ -101,144 +105,257 @@ std::vector<int32_t> pair_lines(const DirectionView& view, const LineIndexView& 
       partner[candidate.second] = candidate.first;
     }
   }
-  std::vector<int32_t> single;
-  for (int32_t line = 0; line < lines; ++line) {
-    if (partner[line] < 0) {
-      single.push_back(line);
-    } else if (partner[line] > line) {
-      order.push_back(line);
-      order.push_back(partner[line]);
+  std::vector<Cluster> joined, single;
+  for (int32_t i = 0; i < total; ++i) {
+    if (partner[i] < 0) {
+      single.push_back(clusters[i]);
+    } else if (partner[i] > i) {
+      joined.push_back(clusters[i]);
+      const Cluster& other = clusters[partner[i]];
+      joined.back().insert(joined.back().end(), other.begin(), other.end());
     }
   }
-  order.insert(order.end(), single.begin(), single.end());
+  joined.insert(joined.end(), single.begin(), single.end());
+  return joined;
+}
+
+// The block lines in the order in which lines fill groups. Lines of one block need the same chunks; where a group is
+// more than one block, those that share blocks come together.
+std::vector<int32_t> order_block_lines(const DirectionView& view, const LineIndexView& index) {
+  std::vector<Cluster> clusters(view.block_lines);
+  for (int64_t line = 0; line < view.block_lines; ++line) clusters[line] = {int32_t(line)};
+  for (int64_t lines = view.lines_per_block; lines < view.group_lines(); lines *= 2) {
+    clusters = pair_clusters(view, index, clusters);
+  }
+  std::vector<int32_t> order;
+  for (const Cluster& cluster : clusters) order.insert(order.end(), cluster.begin(), cluster.end());
   return order;
 }
 
-class ListBuilder {
- public:
-  ListBuilder(const DirectionView& view, const LineIndexView& index) : view_(view), index_(index) {}
+// One piece of a line of the group, as the builders below want it.
+struct Piece {
+  int32_t chunk;
+  int32_t part;  // within the chunk
+  int32_t number;
+};
 
-  void build(const std::vector<int32_t>& block_line_order, int32_t* work) {
-    auto* header = reinterpret_cast<WorkHeader*>(work);
-    const int64_t count = view_.groups();
-    header->groups = int32_t(count);
-    const WorkLists lists = locate_work(work, count);
-    auto* groups = const_cast<Group*>(lists.groups);
-    items_ = const_cast<Item*>(lists.items);
-
-    std::vector<int32_t> halves(count);  // pieces of each group: its time
-    for (int64_t g = 0; g < count; ++g) {
-      Group& group = groups[g];
-      group.first_item = int32_t(item_count_);
-      for (int half = 0; half < kGroupLines; ++half) {
-        const int64_t line = g * kGroupLines + half;
-        const bool exists = line < view_.lines();
-        const int64_t block_line = exists ? block_line_order[line / view_.lines_per_block] : 0;
-        const int64_t within = line % view_.lines_per_block;
-        group.first_feature[half] =
-            int32_t((exists ? block_line * view_.lines_per_block + within : view_.lines()) * kPieceSide);
-        collect_pieces(exists ? block_line : -1, within, half);
-      }
-      append_items();
-      group.items = int32_t(item_count_) - group.first_item;
-      halves[g] = int32_t(pieces_[0].size() + pieces_[1].size());
-    }
-
-    std::vector<int32_t> longest_first(count);
-    std::iota(longest_first.begin(), longest_first.end(), 0);
-    std::stable_sort(longest_first.begin(), longest_first.end(),
-                     [&](int32_t a, int32_t b) { return halves[a] > halves[b]; });
-    for (int64_t g = 0; g < count; ++g) groups[count + g] = groups[longest_first[g]];
-  }
-
- private:
-  struct Piece {
-    int32_t chunk;
-    int32_t number;
-  };
-
-  void collect_pieces(int64_t block_line, int64_t line_within, int half) {
-    std::vector<Piece>& pieces = pieces_[half];
+// Calls visit(group, line of the group, first feature, pieces by ascending chunk and part) for each line; a line that
+// does not exist has no pieces and a feature past the last.
+template <class Visit>
+void for_each_line(const DirectionView& view, const LineIndexView& index, Visit visit) {
+  const std::vector<int32_t> order = order_block_lines(view, index);
+  const int64_t chunk_parts = kChunk / view.side;
+  std::vector<Piece> pieces;
+  for (int64_t place = 0; place < view.groups() * view.group_lines(); ++place) {
     pieces.clear();
-    if (block_line < 0) return;
-    for (int32_t entry = index_.offsets[block_line]; entry < index_.offsets[block_line + 1]; ++entry) {
-      const int64_t first = index_.slots[entry] * view_.pieces_per_block() + line_within * view_.piece_line_step;
-      for (int64_t chunk = 0; chunk < view_.chunks_per_block; ++chunk) {
-        pieces.push_back({int32_t(index_.indices[entry] * view_.chunks_per_block + chunk),
-                          int32_t(first + chunk * view_.piece_chunk_step)});
+    int64_t line = view.lines();
+    if (place < view.lines()) {
+      const int32_t block_line = order[place / view.lines_per_block];
+      const int64_t within = place % view.lines_per_block;
+      line = block_line * view.lines_per_block + within;
+      for (int32_t entry = index.offsets[block_line]; entry < index.offsets[block_line + 1]; ++entry) {
+        const int64_t first = index.slots[entry] * view.pieces_per_block() + within * view.piece_line_step;
+        for (int64_t i = 0; i < view.parts_per_block; ++i) {
+          const int64_t part = index.indices[entry] * view.parts_per_block + i;
+          pieces.push_back(
+              {int32_t(part / chunk_parts), int32_t(part % chunk_parts), int32_t(first + i * view.piece_part_step)});
+        }
       }
     }
+    visit(place / view.group_lines(), int(place % view.group_lines()), int32_t(line * view.side), pieces);
   }
+}
 
-  // Chunks that both lines need come first; those of one line follow in turn, so that neither warpgroup falls behind.
-  void append_items() {
-    for (auto& lone : lone_) lone.clear();
-    auto first = pieces_[0].begin(), second = pieces_[1].begin();
-    while (first != pieces_[0].end() || second != pieces_[1].end()) {
-      if (second == pieces_[1].end() || (first != pieces_[0].end() && first->chunk < second->chunk)) {
-        lone_[0].push_back({first->chunk, {first->number, -1}, 0});
+// Appends the groups once more, longest first. `time` [groups]: of each group, in any unit.
+template <class Group>
+void append_longest_first(Group* groups, const std::vector<int64_t>& time) {
+  std::vector<int32_t> order(time.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return time[a] > time[b]; });
+  for (size_t i = 0; i < order.size(); ++i) groups[order.size() + i] = groups[order[i]];
+}
+
+// Two lines: chunks that both need come first; those of one line follow in turn, so that neither warpgroup falls
+// behind.
+void build_list(const DirectionView& view, const LineIndexView& index, const WideWork& work) {
+  using Item = WideWork::Item;
+  auto* groups = const_cast<WideWork::Group*>(work.groups);
+  auto* items = const_cast<Item*>(work.items);
+  int64_t item_count = 0;
+  std::vector<int64_t> time(view.groups());
+  std::vector<Piece> first_line;
+  std::vector<Item> lone[2];
+  for_each_line(view, index, [&](int64_t g, int line, int32_t feature, const std::vector<Piece>& pieces) {
+    WideWork::Group& group = groups[g];
+    group.first_feature[line] = feature;
+    time[g] += pieces.size();
+    if (line == 0) {
+      first_line = pieces;
+      return;
+    }
+    group.first_item = int32_t(item_count);
+    for (auto& list : lone) list.clear();
+    auto first = first_line.begin();
+    auto second = pieces.begin();
+    while (first != first_line.end() || second != pieces.end()) {
+      if (second == pieces.end() || (first != first_line.end() && first->chunk < second->chunk)) {
+        lone[0].push_back({first->chunk, {first->number, -1}, 0});
         ++first;
-      } else if (first == pieces_[0].end() || second->chunk < first->chunk) {
-        lone_[1].push_back({second->chunk, {-1, second->number}, 0});
+      } else if (first == first_line.end() || second->chunk < first->chunk) {
+        lone[1].push_back({second->chunk, {-1, second->number}, 0});
         ++second;
       } else {
-        items_[item_count_++] = {first->chunk, {first->number, second->number}, 0};
+        items[item_count++] = {first->chunk, {first->number, second->number}, 0};
         ++first;
         ++second;
       }
     }
-    for (size_t i = 0; i < std::max(lone_[0].size(), lone_[1].size()); ++i) {
-      for (const auto& lone : lone_) {
-        if (i < lone.size()) items_[item_count_++] = lone[i];
+    for (size_t i = 0; i < std::max(lone[0].size(), lone[1].size()); ++i) {
+      for (const auto& list : lone) {
+        if (i < list.size()) items[item_count++] = list[i];
       }
     }
-  }
+    group.items = int32_t(item_count) - group.first_item;
+  });
+  append_longest_first(groups, time);
+}
 
-  DirectionView view_;
-  LineIndexView index_;
-  Item* items_ = nullptr;
-  int64_t item_count_ = 0;
-  std::vector<Piece> pieces_[kGroupLines];
-  std::vector<Item> lone_[kGroupLines];
-};
+// Many lines: one item a chunk, ascending; its pieces by half and bit.
+template <int kSide>
+void build_list(const DirectionView& view, const LineIndexView& index, const NarrowWork<kSide>& work) {
+  using Work = NarrowWork<kSide>;
+  auto* groups = const_cast<typename Work::Group*>(work.groups);
+  auto* items = const_cast<typename Work::Item*>(work.items);
+  auto* listed = const_cast<int32_t*>(work.pieces);
+  int64_t item_count = 0;
+  int64_t piece_count = 0;
+  std::vector<int64_t> time(view.groups());
+  struct Entry {
+    int32_t chunk;
+    int32_t place;  // half * 32 + bit
+    int32_t number;
+  };
+  std::vector<Entry> entries;
+  for_each_line(view, index, [&](int64_t g, int line, int32_t feature, const std::vector<Piece>& pieces) {
+    typename Work::Group& group = groups[g];
+    group.first_feature[line] = feature;
+    for (const Piece& piece : pieces) {
+      const int half = line / Work::kHalfLines;
+      const int bit = piece.part * Work::kHalfLines + line % Work::kHalfLines;
+      entries.push_back({piece.chunk, half * 32 + bit, piece.number});
+    }
+    if (line + 1 < Work::kGroupLines) return;
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+      return a.chunk != b.chunk ? a.chunk < b.chunk : a.place < b.place;
+    });
+    group.first_item = int32_t(item_count);
+    for (const Entry& entry : entries) {
+      if (item_count == group.first_item || items[item_count - 1].chunk != entry.chunk) {
+        items[item_count++] = {entry.chunk, int32_t(piece_count), {0, 0}};
+      }
+      const int bit = entry.place % 32;
+      items[item_count - 1].mask[entry.place / 32] |= uint32_t(1) << bit;
+      listed[piece_count++] = Work::pack_piece(entry.number, bit);
+    }
+    group.items = int32_t(item_count) - group.first_item;
+    time[g] = entries.size() + 4 * int64_t(group.items);  // a chunk of tokens takes about as long as a few pieces
+    entries.clear();
+  });
+  append_longest_first(groups, time);
+}
+
+// Length of a direction's list in int32 elements, and its parts at `at`. All parts are multiples of 16 bytes.
+template <class Work>
+int64_t groups_and_items_size(const DirectionView& view) {
+  return (2 * view.groups() * sizeof(typename Work::Group) + view.most_items() * sizeof(typename Work::Item)) /
+         sizeof(int32_t);
+}
+
+int64_t list_size(const DirectionView& view, const WideWork&) { return groups_and_items_size<WideWork>(view); }
+
+template <int kSide>
+int64_t list_size(const DirectionView& view, const NarrowWork<kSide>&) {
+  return groups_and_items_size<NarrowWork<kSide>>(view) + (view.pieces() + 3) / 4 * 4;
+}
+
+template <class Work>
+void place_list(const DirectionView& view, const int32_t* at, Work& work) {
+  work.groups = reinterpret_cast<const typename Work::Group*>(at);
+  work.items = reinterpret_cast<const typename Work::Item*>(work.groups + 2 * view.groups());
+  if constexpr (requires { work.pieces; }) {
+    work.pieces = reinterpret_cast<const int32_t*>(work.items + view.most_items());
+  }
+}
+
+// Calls visit(Work{}) with the kind of list that these blocks have, if any.
+template <class Visit>
+void with_work_kind(const Geometry& geometry, Visit visit) {
+  switch (dense_sparse_side(geometry)) {
+    case 64:
+      return visit(WideWork{});
+    case 32:
+      return visit(NarrowWork<32>{});
+    case 16:
+      return visit(NarrowWork<16>{});
+  }
+}
+
+constexpr Direction kDirections[] = {Direction::kForward, Direction::kInputGradient};
 
 }  // namespace
 
-bool has_dense_sparse_work(const Geometry& geometry) {
-  return geometry.block_height % kPieceSide == 0 && geometry.block_width % kPieceSide == 0;
+int dense_sparse_side(const Geometry& geometry) {
+  for (const int side : {64, 32, 16}) {
+    if (geometry.block_height % side == 0 && geometry.block_width % side == 0) {
+      const int64_t pieces = geometry.nnz * (geometry.block_height / side) * (geometry.block_width / side);
+      const int64_t most = side == 64 ? INT32_MAX : int64_t(1) << NarrowWork<16>::kPieceBits;
+      return pieces < most ? side : 0;
+    }
+  }
+  return 0;
 }
 
 int64_t group_count(const Geometry& geometry, Direction direction) {
   return DirectionView(geometry, direction).groups();
 }
 
+template <class Work>
+Work dense_sparse_work(const Geometry& geometry, Direction direction, const int32_t* work_lists) {
+  Work work;
+  if (direction == Direction::kInputGradient) {
+    work_lists += list_size(DirectionView(geometry, Direction::kForward), work);
+  }
+  place_list(DirectionView(geometry, direction), work_lists, work);
+  return work;
+}
+
+template WideWork dense_sparse_work(const Geometry&, Direction, const int32_t*);
+template NarrowWork<32> dense_sparse_work(const Geometry&, Direction, const int32_t*);
+template NarrowWork<16> dense_sparse_work(const Geometry&, Direction, const int32_t*);
+
 }  // namespace sm90
 
 int64_t work_lists_size(const Geometry& geometry) {
-  if (!sm90::has_dense_sparse_work(geometry)) return 0;
-  return sm90::DirectionView(geometry, Direction::kForward).work_size(geometry.nnz) +
-         sm90::DirectionView(geometry, Direction::kInputGradient).work_size(geometry.nnz);
+  int64_t size = 0;
+  sm90::with_work_kind(geometry, [&](auto work) {
+    for (const Direction direction : sm90::kDirections) {
+      size += sm90::list_size(sm90::DirectionView(geometry, direction), work);
+    }
+  });
+  return size;
 }
 
-int64_t dense_sparse_work_offset(const Geometry& geometry, Direction direction) {
-  return direction == Direction::kForward ? 0
-                                          : sm90::DirectionView(geometry, Direction::kForward).work_size(geometry.nnz);
-}
-
-void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32_t* work) {
-  if (!sm90::has_dense_sparse_work(geometry)) return;
-  for (const Direction direction : {Direction::kForward, Direction::kInputGradient}) {
-    const bool forward = direction == Direction::kForward;
-    const sm90::DirectionView view(geometry, direction);
-    const sm90::LineIndexView lines = forward
-                                          ? sm90::LineIndexView{index.crow_indices, index.col_indices, index.row_slots}
-                                          : sm90::LineIndexView{index.ccol_indices, index.row_indices, index.col_slots};
-    std::vector<int32_t> order(view.block_lines);
-    std::iota(order.begin(), order.end(), 0);
-    // Lines of one block line need the same chunks; only lone ones look for a partner.
-    if (view.lines_per_block % sm90::kGroupLines != 0) order = sm90::pair_lines(view, lines, geometry.nnz);
-    sm90::ListBuilder(view, lines).build(order, work + dense_sparse_work_offset(geometry, direction));
-  }
+void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32_t* work_lists) {
+  sm90::with_work_kind(geometry, [&](auto work) {
+    for (const Direction direction : sm90::kDirections) {
+      const bool forward = direction == Direction::kForward;
+      const sm90::LineIndexView lines =
+          forward ? sm90::LineIndexView{index.crow_indices, index.col_indices, index.row_slots}
+                  : sm90::LineIndexView{index.ccol_indices, index.row_indices, index.col_slots};
+      work = sm90::dense_sparse_work<decltype(work)>(geometry, direction, work_lists);
+      sm90::build_list(sm90::DirectionView(geometry, direction), lines, work);
+    }
+  });
 }
 
 }  // namespace block_sparse

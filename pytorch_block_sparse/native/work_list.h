@@ -1,17 +1,22 @@
 // The work lists of the Hopper kernels, built on the host once a pattern; DevNotes.md describes them. No torch header.
 #pragma once
 
+#include "gemm/sm90_work.h"
 #include "problem.h"
 
 namespace block_sparse {
 
 namespace sm90 {
 
-// Blocks whose sides are multiples of 64 have lists for the dense x sparse kernel.
-bool has_dense_sparse_work(const Geometry& geometry);
+// The side of the pieces that the dense x sparse kernels cut a block into: 64, 32 or 16; 0 where none serves.
+int dense_sparse_side(const Geometry& geometry);
 
-// Groups of two lines of 64 outputs.
+// Groups of lines; a function of the geometry alone.
 int64_t group_count(const Geometry& geometry, Direction direction);
+
+// The list of one direction within a pattern's lists. Work: the kind that dense_sparse_side asks for.
+template <class Work>
+Work dense_sparse_work(const Geometry& geometry, Direction direction, const int32_t* work_lists);
 
 }  // namespace sm90
 
@@ -19,10 +24,7 @@ int64_t group_count(const Geometry& geometry, Direction direction);
 // no size. 0 where no Hopper kernel serves such blocks.
 int64_t work_lists_size(const Geometry& geometry);
 
-// Where an operator's list begins, in elements from the first; the lists of both directions of dense x sparse.
-int64_t dense_sparse_work_offset(const Geometry& geometry, Direction direction);
-
-// Builds all lists from the pattern's arrays in host memory. `work`: work_lists_size elements, zeroed.
-void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32_t* work);
+// Builds all lists from the pattern's arrays in host memory. `work_lists`: work_lists_size elements, zeroed.
+void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32_t* work_lists);
 
 }  // namespace block_sparse
