@@ -149,11 +149,11 @@ def test_any_problem(case, dtype, activation, seed, device):
     check_all(make_operands(case, dtype, device), activation)
 
 
-@pytest.mark.parametrize("features", [128, 256, 512, 1000])
+@pytest.mark.parametrize("features", [128, 256, 512, 1000, 2000])
 @pytest.mark.parametrize("block", [16, 32, 64])
 def test_long_sums_of_one_sign(features, block, device):
     """Rounding errors add up most where every term has one sign: a sum must be split about as finely as PyTorch's."""
-    for seed in range(10):
+    for seed in range(10 if features <= 1000 else 2):
         torch.manual_seed(seed)
         case = Case((features, features), (block, block), "full", 39, "negative")
         check_all(make_operands(case, torch.float32, device))

@@ -59,7 +59,8 @@ struct BlockTaskConfig {
   static constexpr int kWarpM = kTokens * kWarpsN / kWarps;
   static constexpr int kWarpN = kN / kWarpsN;
   // Thread blocks per multiprocessor, as registers allow: one computes while another stores.
-  static constexpr int kMinBlocks = kWarpM * kWarpN <= 32 * 64 ? 3 : 2;
+  static constexpr int kAccumulators = kWarpM * kWarpN * (Math::kTwoLevels ? 2 : 1);
+  static constexpr int kMinBlocks = kAccumulators <= 32 * 64 ? 3 : 2;
   static constexpr int kChunk = kUnit < kK ? kUnit : kK;  // inner extent that one record supplies to a stage
   static constexpr int kChunks = kK / kChunk;
   // Inner extent of one test for an absent block: a chunk, where the registers hold its fragments.
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
   const int warp_n = warp % Config::kWarpsN;
   ChunkCursor cursor{0, 0};  // first chunk of the stage being multiplied
   int buffer = 0;
+  int stage = 0;
   for (int parity = 0;; parity ^= 1) {
     cp_async_wait<kStages - 2>();
     __syncthreads();  // this stage has arrived, the previous one is free, the ring's new records are visible
@@ -194,12 +196,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     auto warp_a = local_tile(mA(_, _, buffer), Shape<Int<Config::kWarpM>, Int<Config::kK>>{}, make_coord(warp_m, _0{}));
     auto warp_b = local_tile(mB(_, _, buffer), Shape<Int<Config::kWarpN>, Int<Config::kK>>{}, make_coord(warp_n, _0{}));
     if constexpr (kLines == 1) {
-      accumulator.template add_product<Config::kWarpN, Config::Math::kInstructionK>(warp_a, warp_b, lane,
-                                                                                    [](int, int) { return true; });
+      accumulator.add_product(warp_a, warp_b, lane);
     } else {
       accumulator.template add_product<kUnit, Config::kSkipK>(
           warp_a, warp_b, lane, [&](int k, int n) { return present[k / Config::kChunk] >> (n / kUnit) & 1; });
     }
+    accumulator.end_stage(stage++);
     buffer = buffer + 1 == kStages ? 0 : buffer + 1;
     if constexpr (!kLoadFirst) load_next_stage(records);
     if (warp == 0) {
@@ -207,6 +209,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
       if (lane == 0) shared.ring.produced[parity ^ 1] = producer.produced;
     }
   }
+
+  accumulator.finish();
 
   // The loop ends behind a barrier, and stages past the last load nothing: the stages' memory is free for staging.
   constexpr int kVector = 16 / int(sizeof(Element));

@@ -157,8 +157,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     auto warp_a = local_tile(mA(_, _, buffer), Shape<Int<Config::kWarpM>, Int<Config::kK>>{}, make_coord(warp_m, _0{}));
     auto warp_b = local_tile(mB(_, _, buffer), Shape<Int<Config::kWarpN>, Int<Config::kK>>{}, make_coord(warp_n, _0{}));
     if (warp_used) {
-      accumulator.template add_product<Config::kWarpN, Config::Math::kInstructionK>(warp_a, warp_b, lane,
-                                                                                    [](int, int) { return true; });
+      accumulator.add_product(warp_a, warp_b, lane);
     }
     buffer = buffer + 1 == kStages ? 0 : buffer + 1;
     load_next_stage();

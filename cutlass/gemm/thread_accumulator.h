@@ -17,11 +17,42 @@ struct ThreadAccumulator {
   using Fragment = decltype(cute::partition_fragment_C(Mma{}, cute::Shape<cute::Int<kM>, cute::Int<kN>>{}));
 
   Fragment tCrC;  // (MMA, MMA_M, MMA_N) float
+  // kTwoLevels: what tCrC held after each kRun stages, summed. Two chains of additions, each a fraction as long as one.
+  cute::conditional_t<Math::kTwoLevels, Fragment, cute::tuple<>> tCrSum;
 
-  CUTE_DEVICE ThreadAccumulator() { cute::clear(tCrC); }
+  CUTE_DEVICE ThreadAccumulator() {
+    cute::clear(tCrC);
+    if constexpr (Math::kTwoLevels) cute::clear(tCrSum);
+  }
 
-  // Adds sA sBᵀ for one stage. `present(k, n)` says whether columns n .. n + kSkipN of this warp's tile take part at
-  // inner indices k .. k + kSkipK. It must be uniform over the warp; k and n are constants after unrolling.
+  // After stage number `stage`, counted from 0.
+  CUTE_DEVICE void end_stage(int stage) {
+    if constexpr (Math::kTwoLevels) {
+      if (stage % kRun != kRun - 1) return;
+      CUTE_UNROLL
+      for (int i = 0; i < cute::size(tCrC); ++i) tCrSum(i) += tCrC(i);
+      cute::clear(tCrC);
+    }
+  }
+
+  // After the last stage: the whole sum is then in tCrC.
+  CUTE_DEVICE void finish() {
+    if constexpr (Math::kTwoLevels) {
+      CUTE_UNROLL
+      for (int i = 0; i < cute::size(tCrC); ++i) tCrC(i) += tCrSum(i);
+    }
+  }
+
+  // Adds sA sBᵀ for one stage.
+  template <class TensorA, class TensorB>
+  CUTE_DEVICE void add_product(const TensorA& sA,  // (kM, K)
+                               const TensorB& sB,  // (kN, K)
+                               int lane) {
+    add_product<kN, kInstructionK * Math::kSumSteps>(sA, sB, lane, [](int, int) { return true; });
+  }
+
+  // The same where blocks may be absent: `present(k, n)` says whether columns n .. n + kSkipN of this warp's tile take
+  // part at inner indices k .. k + kSkipK. It must be uniform over the warp; k and n are constants after unrolling.
   template <int kSkipN, int kSkipK, class TensorA, class TensorB, class Present>
   CUTE_DEVICE void add_product(const TensorA& sA,  // (kM, K)
                                const TensorB& sB,  // (kN, K)
@@ -37,7 +68,9 @@ struct ThreadAccumulator {
     auto tXsB = thread_copy_b.partition_S(sB);  // (CPY, CPY_N, CPY_K)
     constexpr int kSteps = size<2>(decltype(tXsA){}.shape());
     constexpr int kSkipSteps = kSkipK / kInstructionK;
-    constexpr int kCopies = kSkipN / 16;  // one copy of B fragments covers 16 columns
+    static_assert(kSkipSteps % Math::kSumSteps == 0 && kSteps % kSkipSteps == 0);
+    // Columns whose B fragments are in registers together: few where every operand takes twice the registers.
+    constexpr int kColumns = Math::kProducts == 1 ? kSkipN : kCopyN;
 
     CUTE_UNROLL
     for (int first_step = 0; first_step < kSteps; first_step += kSkipSteps) {
@@ -48,27 +81,29 @@ struct ThreadAccumulator {
       for (int step = 0; step < kSkipSteps; ++step) copy(copy_a, tXsA(_, _, first_step + step), tXrA(_, _, step));
       auto a_low = split(tCrA);
       CUTE_UNROLL
-      for (int group = 0; group < kN / kSkipN; ++group) {
-        if (!present(first_step * kInstructionK, group * kSkipN)) continue;
-        auto tCrB =
-            thread_mma.partition_fragment_B(local_tile(sB, Shape<Int<kSkipN>, Int<kSkipK>>{}, make_coord(_0{}, _0{})));
+      for (int column = 0; column < kN; column += kColumns) {
+        if (!present(first_step * kInstructionK, column / kSkipN * kSkipN)) continue;
+        auto tCrB = thread_mma.partition_fragment_B(
+            local_tile(sB, Shape<Int<kColumns>, Int<kSkipK>>{}, make_coord(_0{}, _0{})));
         auto tXrB = thread_copy_b.retile_D(tCrB);
         CUTE_UNROLL
         for (int step = 0; step < kSkipSteps; ++step) {
           CUTE_UNROLL
-          for (int i = 0; i < kCopies; ++i) {
-            copy(copy_b, tXsB(_, group * kCopies + i, first_step + step), tXrB(_, i, step));
+          for (int i = 0; i < kColumns / kCopyN; ++i) {
+            copy(copy_b, tXsB(_, column / kCopyN + i, first_step + step), tXrB(_, i, step));
           }
         }
         auto b_low = split(tCrB);
         CUTE_UNROLL
-        for (int step = 0; step < kSkipSteps; ++step) {
+        for (int step = 0; step < kSkipSteps; step += Math::kSumSteps) {
           CUTE_UNROLL
-          for (int n = 0; n < kSkipN / 8; ++n) {
-            CUTE_UNROLL
-            for (int m = 0; m < kM / 16; ++m) {
-              auto target = tCrC(_, m, group * (kSkipN / 8) + n);
-              add_outer_product(mma, tCrA(_, m, step), a_low(_, m, step), tCrB(_, n, step), b_low(_, n, step), target);
+          for (int n = 0; n < kColumns / 8; ++n) {
+            auto target = tCrC(_, _, column / 8 + n);  // (MMA, MMA_M)
+            if constexpr (Math::kProducts == 1) {
+              CUTE_UNROLL
+              for (int m = 0; m < kM / 16; ++m) gemm_atom(mma, tCrA(_, m, step), tCrB(_, n, step), target, m);
+            } else {
+              add_split_products(mma, tCrA, a_low, tCrB, b_low, step, n, target);
             }
           }
         }
@@ -77,22 +112,36 @@ struct ThreadAccumulator {
   }
 
  private:
+  static constexpr int kCopyN = 16;  // columns that one copy of B fragments covers
+  static constexpr int kRun = 8;     // stages
+
   template <class A, class B, class C>
-  static CUTE_DEVICE void add_outer_product(const Mma& mma, const A& a, const A& a_low, const B& b, const B& b_low,
-                                            C& target) {
-    if constexpr (Math::kProducts == 1) {
-      cute::gemm(mma, a, b, target);
-    } else {
-      // The matrix unit cuts instead of rounding when it adds to its accumulator, which over a long sum would cost
-      // float32 its last bits: it sums three products only, ordinary additions do the rest.
-      auto partial = cute::make_fragment_like(target);
-      cute::clear(partial);
-      cute::gemm(mma, a_low, b, partial);
-      cute::gemm(mma, a, b_low, partial);
-      cute::gemm(mma, a, b, partial);
+  static CUTE_DEVICE void gemm_atom(const Mma& mma, const A& a, const B& b, C& target, int m) {
+    auto c = target(cute::_, m);
+    cute::gemm(mma, a, b, c);
+  }
+
+  // The matrix unit cuts instead of rounding when it adds to its accumulator, which over a long sum would cost float32
+  // its last bits: it sums the products of kSumSteps steps only, ordinary additions do the rest. Small products first.
+  template <class A, class B, class C>
+  static CUTE_DEVICE void add_split_products(const Mma& mma, const A& a, const A& a_low, const B& b, const B& b_low,
+                                             int first_step, int n, C& target) {
+    auto partial = cute::make_fragment_like(target);  // (MMA, MMA_M)
+    cute::clear(partial);
+    auto add = [&](const A& left, const B& right) {
       CUTE_UNROLL
-      for (int i = 0; i < cute::size(partial); ++i) target(i) += partial(i);
-    }
+      for (int step = first_step; step < first_step + Math::kSumSteps; ++step) {
+        CUTE_UNROLL
+        for (int m = 0; m < kM / 16; ++m) {
+          gemm_atom(mma, left(cute::_, m, step), right(cute::_, n, step), partial, m);
+        }
+      }
+    };
+    add(a_low, b);
+    add(a, b_low);
+    add(a, b);
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(partial); ++i) target(i) += partial(i);
   }
 
   // Rounds a freshly read fragment to what the matrix unit takes; returns what rounding lost (used by 3xTF32 only).

@@ -3,18 +3,21 @@
 
 #include "cuda_families.h"
 #include "cuda_launch.h"
+#include "cuda_tiles.h"
 #include "gemm/block_task_back.h"
 
 namespace block_sparse {
 
 // Tile shapes, chosen by measurement on the H200 in bfloat16: 4 warps of 64 x 64 outputs, or of one row of pieces x 64.
+// In 3xTF32 the stages of b = 128 are half as long, for the registers.
 template <class Math, int kUnit>
 struct BlockTaskBackTile;
 //                                                     group, warps along M, tokens of a stage, stages, thread blocks
 template <class Math>
 struct BlockTaskBackTile<Math, 128>
-    : BlockTaskBackConfig<Math, 128, piece_group(128), 2, 128 / int(sizeof(typename Math::Element)), 3,
-                          resident_blocks(128)> {};
+    : BlockTaskBackConfig<Math, 128, piece_group(128), 2,
+                          (Math::kProducts == 1 ? 128 : 64) / int(sizeof(typename Math::Element)),
+                          Math::kProducts == 1 ? 3 : 5, resident_blocks(128)> {};
 template <class Math>
 struct BlockTaskBackTile<Math, 64>
     : BlockTaskBackConfig<Math, 64, piece_group(64), 1, 64 / int(sizeof(typename Math::Element)), 4,

@@ -2,28 +2,22 @@
 #pragma once
 
 #include "cuda_launch.h"
+#include "cuda_tiles.h"
 #include "gemm/block_task.h"
 
 namespace block_sparse {
 
-// Tile shapes, chosen by measurement on the H200 in bfloat16. A warp computes 64 x 64 outputs where it can (the fewest
-// bytes from shared memory). Lines of small blocks share a tile of tokens, and every warp has all lines, so that all
-// skip the same absent blocks. Every tile fits the 99 KB of the smallest sm_8x GPUs once, and those of A100 and Hopper
-// twice or three times.
+template <class Math>
+constexpr SumKind kSumKind = Math::kTwoLevels       ? SumKind::kTripleTwoLevels
+                             : Math::kProducts == 3 ? SumKind::kTriple
+                                                    : SumKind::kSingle;
+
 template <class Math, int kUnit, bool kTransposed>
-struct BlockTaskTile;
-//                                                            tokens, lines, warps along N, bytes of a stage's row,
-//                                                            stages
-template <class Math, bool kTransposed>
-struct BlockTaskTile<Math, 128, kTransposed> : BlockTaskConfig<Math, 128, kTransposed, 128, 1, 2, 128, 3> {};
-template <class Math>
-struct BlockTaskTile<Math, 64, false> : BlockTaskConfig<Math, 64, false, 256, 1, 1, 128, 2> {};
-template <class Math>
-struct BlockTaskTile<Math, 64, true> : BlockTaskConfig<Math, 64, true, 128, 1, 1, 128, 3> {};
-template <class Math, bool kTransposed>
-struct BlockTaskTile<Math, 32, kTransposed> : BlockTaskConfig<Math, 32, kTransposed, 256, 2, 1, 64, 4> {};
-template <class Math, bool kTransposed>
-struct BlockTaskTile<Math, 16, kTransposed> : BlockTaskConfig<Math, 16, kTransposed, 256, 4, 1, 128, 2> {};
+struct BlockTaskTile {
+  static constexpr TileShape kShape = block_task_tile(kSumKind<Math>, kUnit, kTransposed);
+  using Config = BlockTaskConfig<Math, kUnit, kTransposed, kShape.tokens, kShape.lines, kShape.warps_n,
+                                 kShape.stage_bytes, kShape.stages>;
+};
 
 template <class Config>
 const char* launch_block_task_config(const DenseSparseProblem& problem, const int32_t* line_order,
@@ -65,18 +59,24 @@ const char* launch_block_task_config(const DenseSparseProblem& problem, const in
                 sizeof(typename Config::SharedStorage), stream, params);
 }
 
+template <class Math, int kUnit, bool kTransposed>
+const char* launch_block_task_tile(const DenseSparseProblem& problem, const int32_t* line_order, cudaStream_t stream) {
+  return launch_block_task_config<typename BlockTaskTile<Math, kUnit, kTransposed>::Config>(problem, line_order,
+                                                                                            stream);
+}
+
 template <class Math, bool kTransposed>
 const char* launch_block_task_direction(const DenseSparseProblem& problem, const int32_t* line_order,
                                         cudaStream_t stream) {
   switch (piece_side(problem.geometry)) {
     case 128:
-      return launch_block_task_config<BlockTaskTile<Math, 128, kTransposed>>(problem, line_order, stream);
+      return launch_block_task_tile<Math, 128, kTransposed>(problem, line_order, stream);
     case 64:
-      return launch_block_task_config<BlockTaskTile<Math, 64, kTransposed>>(problem, line_order, stream);
+      return launch_block_task_tile<Math, 64, kTransposed>(problem, line_order, stream);
     case 32:
-      return launch_block_task_config<BlockTaskTile<Math, 32, kTransposed>>(problem, line_order, stream);
+      return launch_block_task_tile<Math, 32, kTransposed>(problem, line_order, stream);
     default:
-      return launch_block_task_config<BlockTaskTile<Math, 16, kTransposed>>(problem, line_order, stream);
+      return launch_block_task_tile<Math, 16, kTransposed>(problem, line_order, stream);
   }
 }
 

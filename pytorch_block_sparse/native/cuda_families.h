@@ -13,7 +13,8 @@ struct SplitPlan {
 };
 
 using BlockTaskFamily = const char*(const DenseSparseProblem&, const int32_t* line_order, cudaStream_t);
-BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_task_3xtf32;
+BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_task_3xtf32,
+    block_task_3xtf32_two_levels;
 
 // Hopper. `counter`: device int, zero.
 using BlockTaskSm90Family = const char*(const DenseSparseProblem&, int* counter, int multiprocessors, cudaStream_t);

@@ -5,6 +5,7 @@
 
 #include "cuda_families.h"
 #include "cuda_launch.h"
+#include "cuda_tiles.h"
 #include "work_list.h"
 
 namespace block_sparse {
@@ -17,6 +18,16 @@ bool is_back_tiled(const SparseSupportProblem& problem, Float32Precision precisi
   constexpr int64_t kLeastTripleTF32Tokens = 16;
   bool triple = problem.dtype == DType::kFloat32 && precision == Float32Precision::kHighest;
   return is_tiled(problem.dtype, problem.geometry) && !(triple && problem.tokens < kLeastTripleTF32Tokens);
+}
+
+// Where outputs are few, cuBLAS splits long sums over thread blocks and so rounds less; two levels keep up with it, and
+// their smaller tiles fill the GPU better. Where outputs are many, cuBLAS adds in one chain, longer than that of
+// 3xTF32.
+bool sums_in_two_levels(const DenseSparseProblem& problem) {
+  constexpr int64_t kFewOutputs = 1 << 23;  // two waves of large tiles on the H200
+  const Geometry& geometry = problem.geometry;
+  return problem.tokens * (problem.direction == Direction::kForward ? geometry.out_features : geometry.in_features) <=
+         kFewOutputs;
 }
 
 // A split costs a write and a read of float32 partial results; it pays where the tiles of whole token ranges leave
@@ -75,6 +86,7 @@ const char* launch_block_task(const DenseSparseProblem& problem, Float32Precisio
       return block_task_float16(problem, line_order, stream);
     default:
       return precision == Float32Precision::kTF32 ? block_task_tf32(problem, line_order, stream)
+             : sums_in_two_levels(problem)        ? block_task_3xtf32_two_levels(problem, line_order, stream)
                                                   : block_task_3xtf32(problem, line_order, stream);
   }
 }

@@ -24,12 +24,6 @@ inline int piece_side(const Geometry& geometry) {
   return 0;
 }
 
-// Weight gradient: pieces of one block row that a thread block computes together, 256 features of x where it can.
-constexpr int piece_group(int side) { return side == 128 ? 1 : 256 / side; }
-
-// Weight gradient: thread blocks that one multiprocessor of the H200 runs together.
-constexpr int resident_blocks(int side) { return side == 16 ? 4 : side == 32 ? 3 : 2; }
-
 inline const char* status_message(cudaError_t status) {
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
