@@ -99,5 +99,10 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        facts.update(gpu=torch.cuda.get_device_name(device), cuda=torch.version.cuda, architecture=f"sm_{major}{minor}")
+        facts.update(
+            gpu=torch.cuda.get_device_name(device),
+            cuda=torch.version.cuda,
+            architecture=f"sm_{major}{minor}",
+            cuda_path=block_sparse_native.cuda_path(),
+        )
     return facts

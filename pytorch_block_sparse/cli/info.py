@@ -51,7 +51,7 @@ def collect() -> dict[str, Any]:
             "native_bfloat16": block_sparse_native.cpu_native_bfloat16(),
         },
         "cuda": _cuda(),
-        "plans": {"cpu": cpu_plans(), "cuda": []},
+        "plans": {"cpu": cpu_plans(), "cuda": cuda_plans()},
     }
 
 
@@ -90,6 +90,16 @@ def cpu_plans() -> list[dict[str, str]]:
     return plans
 
 
+def cuda_plans() -> list[dict[str, str]]:
+    """Which kernel serves which dtype and block on the current GPU: tokens or features x features of a tile."""
+    if environment.cuda_missing():
+        return []
+    return [
+        {"dtype": dtype, "blocks": blocks, "kernel": kernel}
+        for dtype, blocks, kernel in block_sparse_native.cuda_plans()
+    ]
+
+
 def render(facts: dict[str, Any]) -> str:
     """The facts as text."""
     lines = [f"{name:22}{'none' if value is None else value}" for name, value in facts["versions"].items()]
@@ -108,5 +118,7 @@ def render(facts: dict[str, Any]) -> str:
     lines += [f"  {gpu['name']}, {gpu['architecture']}, {gpu['memory_gib']} GiB" for gpu in cuda["gpus"]]
     if not cuda["gpus"]:
         lines.append("  GPUs visible        none")
+    if facts["plans"]["cuda"]:
+        lines.append("  tiles               tokens x features; weight gradient: features x features")
     lines += [f"  {plan['dtype']:10}{plan['blocks']:18}{plan['kernel']}" for plan in facts["plans"]["cuda"]]
     return "\n".join(lines)

@@ -8,6 +8,7 @@
 
 #include "cpu/cpu_kernels.h"
 #include "cuda_backend.h"
+#include "cuda_plans.h"
 #include "operators.h"
 #include "packed_index.h"
 #include "work_list.h"
@@ -320,6 +321,19 @@ PYBIND11_MODULE(block_sparse_native, m) {
   m.doc() = "Operators and kernels of pytorch_block_sparse; importing it registers torch.ops.pytorch_block_sparse.";
 #ifdef BLOCK_SPARSE_WITH_CUDA
   m.attr("with_cuda") = true;
+  m.def(
+      "cuda_path", [] { return block_sparse::cuda::hopper_path() ? "sm90" : "sm80"; },
+      "The most capable kernels that may run on the current device.");
+  m.def(
+      "cuda_plans",
+      [] {
+        std::vector<std::array<std::string, 3>> plans;
+        for (const auto& plan : block_sparse::cuda_plans(block_sparse::cuda::hopper_path())) {
+          plans.push_back({plan.dtype, plan.blocks, plan.kernel});
+        }
+        return plans;
+      },
+      "(dtype, blocks, kernel) of the current device.");
 #else
   m.attr("with_cuda") = false;
 #endif

@@ -5,6 +5,9 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <cstdlib>
+#include <string>
+
 #include "cuda_kernels.h"
 
 namespace block_sparse::cuda {
@@ -16,6 +19,16 @@ const cudaDeviceProp& checked_device() {
       properties->major >= 8, "pytorch_block_sparse needs a GPU of compute capability 8.0 or later; ", properties->name,
       " has ", properties->major, ".", properties->minor, ". Move the layer to the CPU, or use to_linear()");
   return *properties;
+}
+
+bool keeps_to_sm80() {
+  static const bool keeps = [] {
+    const char* variable = std::getenv("BLOCK_SPARSE_CUDA_PATH");
+    const std::string path = variable ? variable : "";
+    TORCH_CHECK_VALUE(path.empty() || path == "sm80", "BLOCK_SPARSE_CUDA_PATH must be sm80 or unset, got ", path);
+    return !path.empty();
+  }();
+  return keeps;
 }
 
 void check_launch(const char* error) {
@@ -31,12 +44,17 @@ Float32Precision float32_precision() {
 
 }  // namespace
 
-void dense_sparse(const DenseSparseProblem& problem) {
+bool hopper_path() {
   const cudaDeviceProp& properties = checked_device();
+  return !keeps_to_sm80() && properties.major == 9 && properties.minor == 0;
+}
+
+void dense_sparse(const DenseSparseProblem& problem) {
+  const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  if (properties.major == 9 && properties.minor == 0 && block_task_sm90_serves(problem)) {
+  if (hopper_path() && block_task_sm90_serves(problem)) {
     const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(kBlockTaskSm90Workspace);
-    return check_launch(launch_block_task_sm90(problem, workspace.get(), {properties.multiProcessorCount}, stream));
+    return check_launch(launch_block_task_sm90(problem, workspace.get(), device, stream));
   }
   const int32_t* line_order =
       problem.direction == Direction::kForward ? problem.index.row_order : problem.index.col_order;
