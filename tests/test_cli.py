@@ -56,8 +56,17 @@ def test_benchmark_writes_environment_and_rows(tmp_path, capsys):
         low, high = row["rate_fraction_quartiles"]
         assert 0 < low <= row["rate_fraction"] <= high
         assert row["operator"] in printed
-    assert "unavailable" in next(row for row in rows if row["operator"] == "weight_grad")["peers"]["bsr"]
-    assert "n/a" in printed
+        assert row["ours_tflops"] == pytest.approx(2e-9 * 24 * 8 * 16 * 16 / row["ours_ms"])
+    reason = next(row for row in rows if row["operator"] == "weight_grad")["peers"]["bsr"]["unavailable"]
+    assert f"bsr n/a: {reason} (first at weight_grad float32 block 16)" in printed
+
+
+def test_benchmark_names_the_commit_it_is_given(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    few = ["--operator", "forward", "--dtype", "float32"]
+    assert cli.main(["benchmark", *TINY, *few, "--commit", "0123abc", "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["environment"]["commit"] == "0123abc"
+    assert "commit 0123abc" in capsys.readouterr().out
 
 
 def test_benchmark_decode_is_one_token_forward():
@@ -92,6 +101,7 @@ def test_benchmark_runs_without_tqdm(monkeypatch, capsys):
         (["--seconds", "-1"], "argument --seconds: must be a positive number, got '-1'"),
         (["--threads", "two"], "argument --threads: must be a positive integer, got 'two'"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["--dtype", "tf32"], "argument --dtype: tf32 needs --device cuda"),
         (["--peer", "dense"], "argument --peer: invalid choice: 'dense'"),
         (["--json", "no/such/folder/result.json"], "argument --json: the folder no/such/folder does not exist"),
     ],

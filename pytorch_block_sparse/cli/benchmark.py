@@ -9,12 +9,14 @@ run with status 1.
 
     speed-up       time(dense) / time(ours), the median over pairs
     rate fraction  speed-up x density: the share of dense's own rate that is reached on the stored blocks; 1 is ideal
+    ours TF/s      10¹² floating-point operations on the stored blocks a second
     spread         the rate fraction's first to third quartile
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -39,7 +41,14 @@ from .text import progress, table
 SUMMARY = "ours against dense"
 PEERS = ("bsr", "float32")
 OPERATORS = ("forward", "input_grad", "weight_grad")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+# tf32: float32 operands whose products may run in TF32; float32: whose products may not.
+DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 DECODE_SHAPE = (1, 4096, 11008)
 DEFAULT_SHAPES = {
     "cpu": [(1024, 1024, 4096), (512, 384, 1536)],
@@ -47,8 +56,7 @@ DEFAULT_SHAPES = {
 }
 # Largest error of an element, relative to the largest element of the exact product.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float64: 1e-13}
-# float32 products may run in TF32 on a GPU, whose inputs have 10 bits.
-TF32_TOLERANCE = 2e-3
+TF32_TOLERANCE = 2e-3  # operands of 10 bits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,19 +73,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--decode", action="store_true", help="shape 1x4096x11008, forward only unless --operator says otherwise")
     add("--density", type=_density, action="append", help="repeatable (default: 0.5 0.25 0.1)")
     add("--block", type=_positive, action="append", help="side of a square block; repeatable (default: 16 32 64)")
-    add("--dtype", choices=DTYPES, action="append", help="repeatable (default: float32 and bfloat16)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        action="append",
+        help="repeatable (default: float32 and bfloat16); tf32, on a GPU, is float32 with products in TF32",
+    )
     add("--operator", choices=OPERATORS, action="append", help="repeatable (default: all three)")
     add(
         "--peer",
         choices=PEERS,
         action="append",
-        help="time this too; repeatable. bsr: torch's own BSR product. float32: the dense product in float32, which is "
-        "faster than dense bfloat16 on a CPU without bfloat16 instructions",
+        help="time this too; repeatable. bsr: torch's own BSR products. float32: the dense product in float32, which "
+        "is faster than dense bfloat16 on a CPU without bfloat16 instructions",
     )
     add("--seconds", type=_seconds, default=1.0, help="time for a cell (default: 1); 3 pairs at least")
     add("--repeats", type=_repeats, help="pairs for a cell, instead of --seconds")
     add("--seed", type=int, default=0, help="of data and patterns (default: 0)")
     add("--threads", type=_positive, help="CPU threads of dense and ours (default: PyTorch's choice)")
+    add("--commit", help="what the result says was measured, where the source tree has no .git (default: from git)")
     add("--json", type=Path, metavar="FILE", help="write environment and rows to this file")
 
 
@@ -88,7 +102,10 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     if options.json and not options.json.parent.is_dir():
         raise BlockSparseError(f"argument --json: the folder {options.json.parent} does not exist")
+    if device.type == "cpu" and "tf32" in (options.dtype or ()):
+        raise BlockSparseError("argument --dtype: tf32 needs --device cuda")
     facts = environment.describe(device)
+    facts["commit"] = options.commit or facts["commit"]
     facts["arguments"] = {"seconds": options.seconds, "repeats": options.repeats, "seed": options.seed}
     cells = list(_cells(options))
     rows: list[dict[str, Any]] = []
@@ -97,7 +114,8 @@ def run(options: argparse.Namespace) -> int:
         for cell in cells:
             bar.set_description(str(cell))
             try:
-                rows.append(measure_cell(cell, make, options.seconds, options.repeats, options.peer or ()))
+                with _float32_precision(cell):
+                    rows.append(measure_cell(cell, make, options.seconds, options.repeats, options.peer or ()))
             except WrongResult as error:
                 print(f"wrong result: {error}", file=sys.stderr)
                 return 1
@@ -106,6 +124,17 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
     return 0
+
+
+@contextlib.contextmanager
+def _float32_precision(cell: Cell) -> Iterator[None]:
+    """What float32 products may run in while the cell is measured."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if cell.dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class WrongResult(Exception):
@@ -196,9 +225,9 @@ def measure_cell(
             try:
                 functions["bsr"] = _bsr(cell, x, dy, values, pattern)
                 _check(cell, functions["bsr"](), exact, "bsr")
-            except (RuntimeError, NotImplementedError, BlockSparseError) as reason:
+            except Exception as reason:  # Triton's errors have no base of their own
                 functions.pop("bsr", None)
-                unavailable["bsr"] = str(reason).splitlines()[0]
+                unavailable["bsr"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
         del exact
         timings = interleave(functions, device=make.device, seconds=seconds, repeats=repeats)
     first, speedup, third = timings.ratios("dense", "ours")
@@ -211,6 +240,7 @@ def measure_cell(
         "block": cell.block,
         "dense_ms": timings.median_ms("dense"),
         "ours_ms": timings.median_ms("ours"),
+        "ours_tflops": 2e-9 * x.shape[0] * values.numel() / timings.median_ms("ours"),
         "speedup": speedup,
         "rate_fraction": speedup * pattern.density,
         "rate_fraction_quartiles": [first * pattern.density, third * pattern.density],
@@ -264,11 +294,12 @@ def _check(cell: Cell, found: Tensor, exact: Tensor, who: str = "ours") -> float
 
 def _bsr(cell: Cell, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPattern) -> Callable[[], Tensor]:
     """The same product with a ``torch.sparse_bsr`` weight."""
-    if cell.operator == "weight_grad":
-        raise BlockSparseError("torch has no dense x dense product on a BSR support")
     w = scatter_blocks(values, pattern)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # BSR is in beta, PyTorch says once
+        if cell.operator == "weight_grad":
+            support = w.to_sparse_bsr(pattern.block_shape)
+            return lambda: _sampled_addmm()(support, dy.t(), x, beta=0).values()
         if cell.operator == "forward":
             weight = w.to_sparse_bsr(pattern.block_shape)
             return lambda: linear(x, weight)
@@ -276,11 +307,20 @@ def _bsr(cell: Cell, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPatter
         return lambda: linear(dy, transposed)
 
 
+def _sampled_addmm() -> Callable[..., Tensor]:
+    """torch's dense x dense product on a BSR support; internal, and there only with Triton."""
+    from torch.sparse import _triton_ops
+
+    if (function := getattr(_triton_ops, "sampled_addmm", None)) is None:
+        raise BlockSparseError("torch's dense x dense product on a BSR support needs Triton")
+    return function
+
+
 def render(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The table, under a line that says where it was measured."""
     peers = sorted({peer for row in rows for peer in row.get("peers", {})})
-    header = ["operator", "T x I x O", "dtype", "block", "density", "dense ms", "ours ms", "speed-up", "rate fraction"]
-    header += ["spread", "pairs", *(f"{peer} speed-up" for peer in peers)]
+    header = ["operator", "T x I x O", "dtype", "block", "density", "dense ms", "ours ms", "ours TF/s"]
+    header += ["speed-up", "rate fraction", "spread", "pairs", *(f"{peer} speed-up" for peer in peers)]
     lines = []
     for row in rows:
         low, high = row["rate_fraction_quartiles"]
@@ -293,6 +333,7 @@ def render(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
                 f"{row['density']:.3g}",
                 f"{row['dense_ms']:.3f}",
                 f"{row['ours_ms']:.3f}",
+                f"{row['ours_tflops']:.3g}",
                 f"{row['speedup']:.2f}x",
                 f"{row['rate_fraction']:.2f}",
                 f"{low:.2f}-{high:.2f}",
@@ -301,10 +342,19 @@ def render(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             ]
         )
     where = facts["gpu"] if facts["device"] == "cuda" else f"{facts['cpu']}, {facts['capability']} kernels"
+    if facts["device"] == "cuda":
+        where += f", {facts['cuda_path']} path"
     title = f"{where}, {facts['threads']} threads, torch {facts['torch']}, commit {facts['commit'] or 'unknown'}"
     if facts["load_average"]:
         title += f"\nload average before the run: {facts['load_average']} (other work on these cores blurs the ratios)"
-    return f"{title}\n\n{table(header, lines, left=3)}"
+    reasons: dict[str, str] = {}  # why a peer is n/a, and the first cell where it is
+    for row in rows:
+        for peer, result in row.get("peers", {}).items():
+            if "unavailable" in result:
+                cell = f"{row['operator']} {row['dtype']} block {row['block']}"
+                reasons.setdefault(f"{peer} n/a: {result['unavailable']}", cell)
+    notes = "".join(f"\n{reason} (first at {cell})" for reason, cell in reasons.items())
+    return f"{title}\n\n{table(header, lines, left=3)}{notes}"
 
 
 def _peer_text(result: dict[str, Any]) -> str:
