@@ -11,7 +11,7 @@ ENVIRONMENT = $(if $(OWN),$(VENV)/.installed)
 DEMO_ENVIRONMENT = $(if $(OWN),$(VENV)/.demo-installed)
 CLANG_FORMAT ?= $(if $(OWN),$(VENV)/bin/)clang-format
 
-.PHONY: demo test lint build cuda-objects gpu-test gpu-bench clean
+.PHONY: demo test lint build cuda-objects gpu-test memcheck racecheck gpu-bench clean
 
 demo: $(DEMO_ENVIRONMENT) build
 	PYTHONPATH=. $(PYTHON) examples/sparsify_minilm.py
@@ -29,8 +29,7 @@ build: $(ENVIRONMENT)
 
 # Every kernel is compiled, also where no GPU and no CUDA PyTorch are: the kernels include no torch header.
 CUDA_SOURCES = $(wildcard pytorch_block_sparse/native/*.cu)
-CUTLASS_INCLUDE = $(or $(CUTLASS_PATH:%=%/include),$(shell $(PYTHON) -c "import cutlass_library, os; \
-    print(os.path.join(os.path.dirname(cutlass_library.__file__), 'source', 'include'))" 2>/dev/null))
+CUTLASS_INCLUDE = $(shell $(PYTHON) cutlass_include.py)
 NVCC_FLAGS = -O3 -std=c++20 --expt-relaxed-constexpr -I pytorch_block_sparse/native -I cutlass -I $(CUTLASS_INCLUDE) \
     -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
 
@@ -44,16 +43,28 @@ build/cuda/%.o: pytorch_block_sparse/native/%.cu $(wildcard pytorch_block_sparse
 	nvcc $(NVCC_FLAGS) -c $< -o $@
 
 # On a machine with a GPU, with its own python and torch, offline.
+GPU_PYTEST = python3 -m pytest -q -p no:cacheprovider --device cuda
+# Our kernels only. Every tensor is an allocation of its own, else an access past its end hits PyTorch's cache unseen.
+SANITIZE = PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --kernel-regex kns=block_sparse
+SANITIZERS = memcheck racecheck
+
 gpu-test:
 	$(MAKE) build PYTHON=python3
-	PYTHONPATH=. python3 -m pytest -q -p no:cacheprovider --device cuda tests/test_operators.py tests/test_autograd.py \
+	PYTHONPATH=. $(GPU_PYTEST) tests/test_operators.py tests/test_covering.py tests/test_autograd.py \
 	    tests/test_opcheck.py tests/test_linear.py tests/test_matrix.py tests/test_cuda.py
+	$(MAKE) -j2 $(SANITIZERS)
 
+$(SANITIZERS):
+	PYTHONPATH=. $(SANITIZE) --tool $@ $(GPU_PYTEST) tests/test_covering.py
+
+# COMMIT: where the source tree has no .git. BLOCK_SPARSE_CUDA_PATH=sm80 in the environment: the portable kernels.
+COMMIT ?=
 RESULT ?= benchmarks/results/gpu.json
 gpu-bench:
 	$(MAKE) build PYTHON=python3
 	PYTHONPATH=. python3 -m pytorch_block_sparse benchmark --device cuda --peer bsr --shape 8192x4096x14336 \
-	    --block 16 --block 32 --block 64 --block 128 --dtype bfloat16 --seconds 0.5 --json $(RESULT)
+	    --block 16 --block 32 --block 64 --block 128 --dtype bfloat16 --dtype float32 --dtype tf32 --seconds 0.4 \
+	    $(if $(COMMIT),--commit $(COMMIT)) --json $(RESULT)
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)

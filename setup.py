@@ -1,8 +1,8 @@
 """Builds pytorch_block_sparse.native.block_sparse_native; everything else about the package is in pyproject.toml."""
 
-import importlib.util
 import os
 import platform
+import sys
 from pathlib import Path
 
 import torch
@@ -10,31 +10,14 @@ from setuptools import Extension, setup
 from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
 
 ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))  # pip does not put it there
+from cutlass_include import cutlass_include  # noqa: E402
+
 NATIVE = Path("pytorch_block_sparse/native")
 # CUTLASS' element types need the half operators that PyTorch's build turns off.
 HALF_OPERATORS = [f"-U__CUDA_NO_{name}__" for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
-
-
-def builds_cuda() -> bool:
-    """With a CUDA PyTorch and nvcc the CUDA kernels are built; ``info`` says which of the two was missing."""
-    return torch.version.cuda is not None and CUDA_HOME is not None
-
-
-def cutlass_include() -> str:
-    """NVIDIA's CUTLASS headers: CUTLASS_PATH (the repository or its include folder), or the nvidia-cutlass package."""
-    candidates = []
-    if path := os.environ.get("CUTLASS_PATH"):
-        candidates += [Path(path) / "include", Path(path)]
-    if (package := importlib.util.find_spec("cutlass_library")) and package.submodule_search_locations:
-        candidates.append(Path(package.submodule_search_locations[0]) / "source" / "include")
-    for candidate in candidates:
-        if (candidate / "cute" / "tensor.hpp").exists():
-            return str(candidate)
-    raise SystemExit(
-        "pytorch_block_sparse: the CUDA kernels need NVIDIA's CUTLASS headers (cute/tensor.hpp). Install them with "
-        "`pip install nvidia-cutlass`, or set CUTLASS_PATH to a CUTLASS 4 checkout"
-        + (f"; looked in {', '.join(map(str, candidates))}" if candidates else "")
-    )
+# With a CUDA PyTorch and nvcc the CUDA kernels are built; `info` says which of the two was missing.
+BUILDS_CUDA = torch.version.cuda is not None and CUDA_HOME is not None
 
 
 def cuda_architectures() -> str:
@@ -46,7 +29,7 @@ def cuda_architectures() -> str:
 
 def native_extension() -> Extension:
     # Relative paths: setuptools wants them, and an sdist then builds anywhere.
-    patterns = ["*.cpp", "*.cu"] if builds_cuda() else ["*.cpp"]
+    patterns = ["*.cpp", "*.cu"] if BUILDS_CUDA else ["*.cpp"]
     sources = sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / NATIVE).rglob(pattern))
     # The CPU kernels choose their instruction set at run time, so there is no -march here. OpenMP is what makes
     # at::parallel_for parallel in an extension. It is not linked: the symbols then come from the runtime that PyTorch
@@ -55,7 +38,7 @@ def native_extension() -> Extension:
     compile_flags += ["-Xpreprocessor", "-fopenmp"] if platform.system() == "Darwin" else ["-fopenmp"]
     include_dirs = [str(ROOT / NATIVE), str(ROOT / "cutlass")]
     compile_args = {"cxx": compile_flags}
-    if builds_cuda():
+    if BUILDS_CUDA:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", cuda_architectures())
         include_dirs.append(cutlass_include())
         compile_flags.append("-DBLOCK_SPARSE_WITH_CUDA")
@@ -67,7 +50,7 @@ def native_extension() -> Extension:
     else:
         # Host code that only the CUDA build has.
         sources = [source for source in sources if not Path(source).name.startswith("cuda_")]
-    return (CUDAExtension if builds_cuda() else CppExtension)(
+    return (CUDAExtension if BUILDS_CUDA else CppExtension)(
         "pytorch_block_sparse.native.block_sparse_native",
         sources,
         include_dirs=include_dirs,
