@@ -32,6 +32,7 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensor
   RingPosition<Config::kStages> ring;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
+    keep_loads_below();
     const int tile = load_shared(shared.box.tile);
     const int first_token = load_shared(shared.box.token_tile) * Config::kTokens;
     const Item* items = work.items + load_shared(shared.box.first_item);

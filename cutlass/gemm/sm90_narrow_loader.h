@@ -28,6 +28,7 @@ CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& 
   RingPosition<Config::kStages> ring;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
+    keep_loads_below();
     const int tile = load_shared(shared.box.tile);
     const int first_token = load_shared(shared.box.token_tile) * Config::kTokens;
     const Item* items = work.items + load_shared(shared.box.first_item);

@@ -24,8 +24,11 @@ struct RingPosition {
   }
 };
 
-// Shared memory that another warp wrote before it arrived on a barrier. The barriers' waits do not stop the compiler
-// from moving ordinary loads across them; volatile ones stay.
+// The barriers' waits do not stop the compiler from moving ordinary loads of shared memory across them: this does, and
+// volatile loads stay where they are.
+__device__ inline void keep_loads_below() { asm volatile("" ::: "memory"); }
+
+// Shared memory that another warp wrote before it arrived on a barrier.
 template <class T>
 __device__ T load_shared(const T& value) {
   return *const_cast<const volatile T*>(&value);

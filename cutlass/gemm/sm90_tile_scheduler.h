@@ -94,6 +94,7 @@ CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const 
       shared.box_empty.wait(turn & 1);
       tile = gridDim.x + atomicAdd(counter, 1);
     }
+    __syncwarp();  // no lane writes into the box before lane 0 saw it empty
     tile = __shfl_sync(~0u, tile, 0);
   }
 }
