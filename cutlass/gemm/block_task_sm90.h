@@ -43,8 +43,7 @@ struct BlockTaskConfig {
     alignas(1024) Element pieces[kStages][kGroupLines][kChunk * kChunk];
     alignas(1024) Element input[kStages][kTokens * kChunk];  // (TOKENS, K)
     typename DeferredStore<Element>::Staging staging[kGroupLines];
-    FullBarrier full[kStages];
-    EmptyBarrier empty[kStages];
+    RingBarriers<kStages> ring;
     EmptyBarrier box_full;
     EmptyBarrier box_empty;
     TileBox<WideWork> box;
@@ -63,14 +62,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(shared_bytes);
   const WideWork& work = params.work;
   if (threadIdx.x == 0) {
-    constexpr int kMultiplierWarps = 4 * Config::kGroupLines;
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      shared.full[stage].init(Config::kLoaders);
-      shared.empty[stage].init(kMultiplierWarps);
-    }
     shared.box_full.init(1);
     shared.box_empty.init(Config::kLoaders);
-    cutlass::arch::fence_barrier_init();
+    constexpr int kMultiplierWarps = 4 * Config::kGroupLines;
+    shared.ring.initialize(Config::kStages, Config::kLoaders, kMultiplierWarps);
   }
   __syncthreads();
 

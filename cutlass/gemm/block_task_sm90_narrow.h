@@ -33,8 +33,7 @@ struct NarrowTaskConfig {
     alignas(1024) Element input[kStages][kTokens * kChunk];  // (TOKENS, K)
     alignas(1024) Element pieces[kStages][Work::kHalves][Work::kHalfLines * Work::kChunkParts][kSide * kSide];
     typename NarrowStore<NarrowTaskConfig>::Staging staging[Work::kHalves];
-    FullBarrier full[kStages];
-    EmptyBarrier empty[kStages];
+    RingBarriers<kStages> ring;
     EmptyBarrier box_full;
     EmptyBarrier box_empty;
     TileBox<Work> box;
@@ -52,14 +51,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(shared_bytes);
   if (threadIdx.x == 0) {
-    constexpr int kMultiplierWarps = 4 * Config::Work::kHalves;
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      shared.full[stage].init(Config::kLoaders);
-      shared.empty[stage].init(kMultiplierWarps);
-    }
     shared.box_full.init(1);
     shared.box_empty.init(Config::kLoaders);
-    cutlass::arch::fence_barrier_init();
+    constexpr int kMultiplierWarps = 4 * Config::Work::kHalves;
+    shared.ring.initialize(Config::kStages, Config::kLoaders, kMultiplierWarps);
   }
   __syncthreads();
 

@@ -29,7 +29,7 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensor
                             const CUtensorMap* values_map, int pieces_per_row, int role, int lane) {
   using Item = WideWork::Item;
   constexpr uint64_t kNoHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  RingPosition<Config::kStages> ring;
+  RingPosition at;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
@@ -66,32 +66,32 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensor
           present = __shfl_sync(~0u, piece, i) >= 0;
         }
         if (lane == 0) {
-          const int stage = ring.stage;
-          shared.empty[stage].wait(ring.phase ^ 1);
-          auto* full = reinterpret_cast<uint64_t*>(&shared.full[stage]);
+          const int stage = at.stage;
+          shared.ring.wait_empty(at);
+          uint64_t* full = shared.ring.full_address(at);
           if (role == 0) {
             store_shared(shared.control[stage], StageControl::make(item, base + i + 1 == count, tile));
-            shared.full[stage].arrive_and_expect_tx(present ? Config::kInputBytes : 0);
+            shared.ring.expect_bytes(at, present ? Config::kInputBytes : 0);
             if (present) {
               cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], item.chunk * kChunk,
                                            first_token);
             }
           } else {
-            shared.full[stage].arrive_and_expect_tx(present ? Config::kPieceBytes : 0);
+            shared.ring.expect_bytes(at, present ? Config::kPieceBytes : 0);
             if (present) {
               cute::SM90_TMA_LOAD_2D::copy(values_map, full, kNoHint, shared.pieces[stage][role - 1], column, row);
             }
           }
         }
         __syncwarp();
-        ring.advance();
+        at.advance(Config::kStages);
       }
     }
   }
   if (lane == 0) {
-    shared.empty[ring.stage].wait(ring.phase ^ 1);
-    if (role == 0) store_shared(shared.control[ring.stage], StageControl::kNoMoreTiles);
-    shared.full[ring.stage].arrive();
+    shared.ring.wait_empty(at);
+    if (role == 0) store_shared(shared.control[at.stage], StageControl::kNoMoreTiles);
+    shared.ring.expect_bytes(at, 0);
   }
 }
 

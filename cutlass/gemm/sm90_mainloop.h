@@ -22,14 +22,14 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
   constexpr uint64_t kInputStep = sizeof(shared.input[0]) >> 4;
 
   const auto release = [&](int stage) {
-    if (lane == 0) shared.empty[stage].arrive();
+    if (lane == 0) shared.ring.release(stage);
   };
   DeferredStore<Element> store(output_map, shared.staging[line], thread, 1 + line);
-  RingPosition<Config::kStages> ring;
+  RingPosition at;
   int control;
   const auto wait_stage = [&] {
-    shared.full[ring.stage].wait(ring.phase);
-    control = load_shared(shared.control[ring.stage]);
+    shared.ring.wait_full(at);
+    control = load_shared(shared.control[at.stage]);
   };
 
   while (true) {
@@ -40,7 +40,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
     for (float& sum : accumulator) sum = 0;
     int busy = -1;  // the stage that our last instructions may still read
     while (true) {
-      const int stage = ring.stage;
+      const int stage = at.stage;
       if (control >> line & 1) {
         CUTE_UNROLL
         for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
@@ -66,7 +66,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
         __syncwarp();
         release(stage);
       }
-      ring.advance();
+      at.advance(Config::kStages);
       if (control & StageControl::kLast) break;
       wait_stage();
     }

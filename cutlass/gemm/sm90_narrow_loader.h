@@ -25,7 +25,7 @@ CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& 
   using Item = typename Work::Item;
   constexpr uint64_t kNoHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
   const bool second_half = role == 2;
-  RingPosition<Config::kStages> ring;
+  RingPosition at;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
@@ -55,9 +55,9 @@ CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& 
         const uint32_t piece = next_piece;
         const int pieces = __shfl_sync(~0u, my_count, i);
         if (i + 1 < batch) next_piece = fetch_piece(i + 1);
-        const int stage = ring.stage;
-        auto* full = reinterpret_cast<uint64_t*>(&shared.full[stage]);
-        shared.empty[stage].wait(ring.phase ^ 1);
+        const int stage = at.stage;
+        uint64_t* full = shared.ring.full_address(at);
+        shared.ring.wait_empty(at);
         if (role == 0) {
           const int chunk = __shfl_sync(~0u, mine.chunk, i);
           const uint32_t mask0 = __shfl_sync(~0u, mine.mask[0], i);
@@ -67,13 +67,13 @@ CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& 
             store_shared(shared.control[stage].mask[0], mask0);
             store_shared(shared.control[stage].mask[1], mask1);
             store_shared(shared.control[stage].tile, base + i + 1 == count ? tile : NarrowControl::kGoesOn);
-            shared.full[stage].arrive_and_expect_tx(present ? Config::kInputBytes : 0);
+            shared.ring.expect_bytes(at, present ? Config::kInputBytes : 0);
             if (present) {
               cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], chunk * kChunk, first_token);
             }
           }
         } else {
-          if (lane == 0) shared.full[stage].arrive_and_expect_tx(pieces * Config::kPieceBytes);
+          if (lane == 0) shared.ring.expect_bytes(at, pieces * Config::kPieceBytes);
           __syncwarp();
           if (lane < pieces) {
             const int number = piece & ((1u << Work::kPieceBits) - 1);
@@ -83,14 +83,14 @@ CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& 
           }
         }
         __syncwarp();
-        ring.advance();
+        at.advance(Config::kStages);
       }
     }
   }
   if (lane == 0) {
-    shared.empty[ring.stage].wait(ring.phase ^ 1);
-    if (role == 0) store_shared(shared.control[ring.stage].tile, NarrowControl::kNoMoreTiles);
-    shared.full[ring.stage].arrive();
+    shared.ring.wait_empty(at);
+    if (role == 0) store_shared(shared.control[at.stage].tile, NarrowControl::kNoMoreTiles);
+    shared.ring.expect_bytes(at, 0);
   }
 }
 

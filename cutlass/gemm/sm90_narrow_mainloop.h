@@ -40,14 +40,14 @@ CUTE_DEVICE void multiply_narrow_tiles(Shared& shared, const TileRaster& raster,
   };
   const auto uniform = [](uint32_t mask) { return __shfl_sync(~0u, mask, 0); };
   const auto release = [&](int stage) {
-    if (lane == 0) shared.empty[stage].arrive();
+    if (lane == 0) shared.ring.release(stage);
   };
 
   Store store(output_map, shared.staging[half], thread, 1 + half);
-  RingPosition<Config::kStages> ring;
+  RingPosition at;
   while (true) {
-    shared.full[ring.stage].wait(ring.phase);
-    int ends = load_shared(shared.control[ring.stage].tile);
+    shared.ring.wait_full(at);
+    int ends = load_shared(shared.control[at.stage].tile);
     if (ends == NarrowControl::kNoMoreTiles) break;
     float accumulator[kTiles][kLines][Work::kSide / 2];
     const auto for_each_sum = [&](auto visit) {
@@ -63,7 +63,7 @@ CUTE_DEVICE void multiply_narrow_tiles(Shared& shared, const TileRaster& raster,
     const auto fence = [&] { for_each_sum([](float& sum) { cute::warpgroup_fence_operand(sum); }); };
     for_each_sum([](float& sum) { sum = 0; });
     while (true) {
-      const int stage = ring.stage;
+      const int stage = at.stage;
       const uint32_t mask = uniform(load_shared(shared.control[stage].mask[half]));
       if (mask) {
         uint32_t tokens[kTiles][kChunk / 16][4];  // operand A: (64 TOKENS, 16 of K) a tile and step
@@ -97,10 +97,10 @@ CUTE_DEVICE void multiply_narrow_tiles(Shared& shared, const TileRaster& raster,
         fence();
       }
       release(stage);
-      ring.advance();
+      at.advance(Config::kStages);
       if (ends != NarrowControl::kGoesOn) break;
-      shared.full[ring.stage].wait(ring.phase);
-      ends = load_shared(shared.control[ring.stage].tile);
+      shared.ring.wait_full(at);
+      ends = load_shared(shared.control[at.stage].tile);
     }
 
     const auto place = raster(ends);

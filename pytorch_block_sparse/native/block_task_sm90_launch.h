@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "cuda_launch.h"
+#include "cuda_tensor_map.h"
 #include "gemm/block_task_sm90.h"
 #include "gemm/block_task_sm90_narrow.h"
-#include "tensor_map.h"
 #include "work_list.h"
 
 namespace block_sparse {
@@ -31,18 +31,23 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   params.bias = problem.bias;
   params.activation = EpilogueActivation(int(problem.activation));
 
-  constexpr CUtensorMapDataType kType =
-      std::is_same_v<Element, cutlass::bfloat16_t> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  constexpr int kSide = Config::kPieceSide;
+  constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  const DType dtype = problem.dtype;
+  const int64_t value_rows = geometry.nnz * geometry.block_height;
+  const int64_t value_columns = geometry.block_width;
   CUtensorMap input_map, values_map, output_map;
-  const char* error = encode_tensor_map(&input_map, kType, problem.input, problem.tokens, inner, problem.input_stride,
-                                        Config::kTokens, sm90::kChunk);
+  const char* error = encode_tensor_map(
+      {dtype, problem.input, problem.tokens, inner, problem.input_stride, Config::kTokens, sm90::kChunk, kPromotion},
+      &input_map);
   if (!error) {
-    error = encode_tensor_map(&values_map, kType, problem.values, geometry.nnz * geometry.block_height,
-                              geometry.block_width, geometry.block_width, Config::kPieceSide, Config::kPieceSide);
+    error = encode_tensor_map(
+        {dtype, problem.values, value_rows, value_columns, value_columns, kSide, kSide, kPromotion}, &values_map);
   }
   if (!error) {
-    error = encode_tensor_map(&output_map, kType, problem.output, problem.tokens, features, features,
-                              Config::kStoreTokens, Config::kPieceSide);
+    error = encode_tensor_map(
+        {dtype, problem.output, problem.tokens, features, features, Config::kStoreTokens, kSide, kPromotion},
+        &output_map);
   }
   if (error) return error;
   const int64_t blocks = std::min(token_tiles * groups, int64_t(multiprocessors));

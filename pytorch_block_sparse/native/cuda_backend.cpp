@@ -38,6 +38,11 @@ void check_launch(const char* error) {
       "(python -m pytorch_block_sparse info shows what was built)");
 }
 
+// Workspace of a launch on the current stream.
+c10::DataPtr allocate(size_t bytes) {
+  return bytes ? c10::cuda::CUDACachingAllocator::get()->allocate(bytes) : c10::DataPtr();
+}
+
 Float32Precision float32_precision() {
   return at::globalContext().allowTF32CuBLAS() ? Float32Precision::kTF32 : Float32Precision::kHighest;
 }
@@ -53,7 +58,7 @@ void dense_sparse(const DenseSparseProblem& problem) {
   const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   if (hopper_path() && block_task_sm90_serves(problem)) {
-    const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(kBlockTaskSm90Workspace);
+    const c10::DataPtr workspace = allocate(kBlockTaskSm90Workspace);
     return check_launch(launch_block_task_sm90(problem, workspace.get(), device, stream));
   }
   const int32_t* line_order =
@@ -64,8 +69,12 @@ void dense_sparse(const DenseSparseProblem& problem) {
 void sparse_support(const SparseSupportProblem& problem) {
   const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  const size_t bytes = block_task_back_workspace(problem, device);
-  const c10::DataPtr workspace = bytes ? c10::cuda::CUDACachingAllocator::get()->allocate(bytes) : c10::DataPtr();
+  if (hopper_path() && block_task_back_sm90_serves(problem)) {
+    const c10::DataPtr workspace = allocate(block_task_back_sm90_workspace(problem, device));
+    return check_launch(
+        launch_block_task_back_sm90(problem, problem.dtype, /*accumulate=*/false, workspace.get(), device, stream));
+  }
+  const c10::DataPtr workspace = allocate(block_task_back_workspace(problem, device));
   check_launch(launch_block_task_back(problem, float32_precision(), problem.dtype, workspace.get(), device, stream));
 }
 

@@ -121,6 +121,15 @@ const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* work
 #endif
 }
 
+#ifndef BLOCK_SPARSE_WITH_SM90A
+bool block_task_back_sm90_serves(const SparseSupportProblem&) { return false; }
+size_t block_task_back_sm90_workspace(const SparseSupportProblem&, const DeviceProperties&) { return 0; }
+const char* launch_block_task_back_sm90(const SparseSupportProblem&, DType, bool, void*, const DeviceProperties&,
+                                        cudaStream_t) {
+  return "block_sparse: built without the Hopper kernels";
+}
+#endif
+
 size_t block_task_back_workspace(const SparseSupportProblem& problem, const DeviceProperties& device) {
   if (problem.geometry.nnz == 0 || !is_tiled(problem.dtype, problem.geometry)) return 0;
   SplitPlan plan = plan_splits(problem, device);

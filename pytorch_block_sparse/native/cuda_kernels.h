@@ -32,6 +32,16 @@ constexpr size_t kBlockTaskSm90Workspace = 16;
 const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
                                    cudaStream_t stream);
 
+// The Hopper weight gradient: whether it takes a problem, on a GPU of compute capability 9.0. Needs the pattern's work
+// lists, block sides of multiples of 16, 2-byte elements, and 16-byte aligned rows.
+bool block_task_back_sm90_serves(const SparseSupportProblem& problem);
+
+// Bytes of workspace, 256-byte aligned: counters and partial sums of tiles that are cut into token ranges; 0 where none
+// can be. `result_dtype`: the problem's dtype, or float32. `accumulate`: adds to what values_gradient holds.
+size_t block_task_back_sm90_workspace(const SparseSupportProblem& problem, const DeviceProperties& device);
+const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, DType result_dtype, bool accumulate,
+                                        void* workspace, const DeviceProperties& device, cudaStream_t stream);
+
 // Bytes that launch_block_task_back wants as workspace; 0 where the stored blocks alone fill the device.
 size_t block_task_back_workspace(const SparseSupportProblem& problem, const DeviceProperties& device);
 

@@ -34,6 +34,18 @@ std::string dense_sparse_text(bool hopper, DType dtype, SumKind sum, Direction d
   return text;
 }
 
+std::string back_text(bool hopper, DType dtype, int side) {
+  static constexpr int32_t work_lists = 0;
+  SparseSupportProblem problem{};
+  problem.dtype = dtype;
+  problem.geometry = {side, side, side, side, 1};
+  problem.index.work_lists = &work_lists;
+  problem.tokens = 1;
+  problem.input_stride = problem.output_gradient_stride = side;
+  if (hopper && block_task_back_sm90_serves(problem)) return "Hopper's";
+  return std::to_string(side) + " x " + std::to_string(side * piece_group(side));
+}
+
 }  // namespace
 
 std::vector<CudaPlan> cuda_plans(bool hopper) {
@@ -49,11 +61,11 @@ std::vector<CudaPlan> cuda_plans(bool hopper) {
   std::vector<CudaPlan> plans;
   for (const Row& row : rows) {
     for (int side : {16, 32, 64, 128}) {
-      plans.push_back(
-          {row.name, std::to_string(side),
-           "forward " + dense_sparse_text(hopper, row.dtype, row.sum, Direction::kForward, side) + ", input gradient " +
-               dense_sparse_text(hopper, row.dtype, row.sum, Direction::kInputGradient, side) + ", weight gradient " +
-               std::to_string(side) + " x " + std::to_string(side * piece_group(side))});
+      plans.push_back({row.name, std::to_string(side),
+                       "forward " + dense_sparse_text(hopper, row.dtype, row.sum, Direction::kForward, side) +
+                           ", input gradient " +
+                           dense_sparse_text(hopper, row.dtype, row.sum, Direction::kInputGradient, side) +
+                           ", weight gradient " + back_text(hopper, row.dtype, side)});
     }
   }
   plans.push_back({"float64", "any", "one thread an output"});

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "work_list_back.h"
+
 namespace block_sparse {
 namespace sm90 {
 namespace {
@@ -342,7 +344,11 @@ int64_t work_lists_size(const Geometry& geometry) {
       size += sm90::list_size(sm90::DirectionView(geometry, direction), work);
     }
   });
-  return size;
+  return size + back_work_size(geometry);
+}
+
+const int32_t* back_work(const Geometry& geometry, const int32_t* work_lists) {
+  return work_lists + work_lists_size(geometry) - back_work_size(geometry);
 }
 
 void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32_t* work_lists) {
@@ -356,6 +362,7 @@ void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32
       sm90::build_list(sm90::DirectionView(geometry, direction), lines, work);
     }
   });
+  build_back_work(geometry, index, const_cast<int32_t*>(back_work(geometry, work_lists)));
 }
 
 }  // namespace block_sparse

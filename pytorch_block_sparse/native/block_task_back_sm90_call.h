@@ -1,0 +1,37 @@
+// Between the Hopper weight gradient's launcher and its kernels, one a dtype. No CuTe header: compiled by the host
+// compiler.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "gemm/sm90_back_work.h"
+#include "problem.h"
+
+namespace block_sparse {
+
+// Below this many tokens no tile is cut: neither partial sums nor counters are needed.
+constexpr int64_t kBackMinSplitTokens = 1024;
+
+struct BackSm90Plan {
+  int thread_blocks;
+  size_t counter_bytes;  // a multiple of 256; 0: no tile is cut
+  size_t partial_bytes;
+};
+
+struct BackSm90Call {
+  const SparseSupportProblem& problem;
+  BackSm90Plan plan;
+  bool result_float32;
+  bool accumulate;
+  const int32_t* work;
+  void* workspace;
+  uint64_t ticket;  // tells this launch's counters from whatever the workspace held before
+  cudaStream_t stream;
+};
+
+const char* block_task_back_sm90_bfloat16(const BackSm90Call& call);
+const char* block_task_back_sm90_float16(const BackSm90Call& call);
+
+}  // namespace block_sparse

@@ -1,0 +1,55 @@
+// Launches block_task_back_sm90 for one operand type; each .cu instantiates the types it names.
+#pragma once
+
+#include "block_task_back_sm90_call.h"
+#include "cuda_launch.h"
+#include "cuda_tensor_map.h"
+#include "gemm/block_task_back_sm90.h"
+
+namespace block_sparse {
+
+template <class Config>
+const char* launch_back_sm90_config(const BackSm90Call& call) {
+  const SparseSupportProblem& problem = call.problem;
+  const Geometry& geometry = problem.geometry;
+  CUtensorMap input, output_gradient;
+  if (const char* message =
+          encode_tensor_map({problem.dtype, problem.input, problem.tokens, geometry.in_features, problem.input_stride,
+                             Config::kStageTokens, Config::kPiece, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
+                            &input)) {
+    return message;
+  }
+  if (const char* message = encode_tensor_map(
+          {problem.dtype, problem.output_gradient, problem.tokens, geometry.out_features,
+           problem.output_gradient_stride, Config::kStageTokens, Config::kPiece, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
+          &output_gradient)) {
+    return message;
+  }
+  BlockTaskBackSm90Params params{};
+  params.work = call.work;
+  params.tokens = int(problem.tokens);
+  params.may_split = call.plan.counter_bytes > 0;
+  params.counters = static_cast<uint64_t*>(call.workspace);
+  params.ticket = call.ticket;
+  params.partials = reinterpret_cast<float4*>(static_cast<char*>(call.workspace) + call.plan.counter_bytes);
+  params.epilogue = {problem.values_gradient, int(geometry.block_height), int(geometry.block_width),
+                     back_cell(geometry.block_height, geometry.block_width), call.accumulate};
+  return launch(block_task_back_sm90<Config>, dim3(call.plan.thread_blocks), Config::kThreads, Config::kSharedBytes,
+                call.stream, input, output_gradient, params);
+}
+
+template <class Element, class Result>
+const char* launch_back_sm90_piece(const BackSm90Call& call) {
+  const Geometry& geometry = call.problem.geometry;
+  return back_piece(geometry.block_height, geometry.block_width) == 64
+             ? launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 64>>(call)
+             : launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 32>>(call);
+}
+
+template <class Element>
+const char* launch_back_sm90(const BackSm90Call& call) {
+  return call.result_float32 ? launch_back_sm90_piece<Element, float>(call)
+                             : launch_back_sm90_piece<Element, Element>(call);
+}
+
+}  // namespace block_sparse

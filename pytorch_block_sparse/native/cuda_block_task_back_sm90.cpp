@@ -1,0 +1,77 @@
+// The host side of the Hopper weight gradient, declared in cuda_kernels.h.
+#include <algorithm>
+#include <atomic>
+#include <random>
+
+#include "block_task_back_sm90_call.h"
+#include "cuda_kernels.h"
+#include "cuda_launch.h"
+#include "work_list.h"
+#include "work_list_back.h"
+
+namespace block_sparse {
+namespace {
+
+// What the launch needs, by upper bounds: the list's counts are known to the kernel alone.
+BackSm90Plan plan_back_sm90(const SparseSupportProblem& problem, const DeviceProperties& device) {
+  const int64_t pieces = back_max_pieces(problem.geometry);
+  const bool may_split = problem.tokens >= kBackMinSplitTokens;
+  const int64_t items = std::min<int64_t>(device.multiprocessors, may_split ? pieces * kBackMaxSplits : pieces);
+  BackSm90Plan plan{int(items), 0, 0};
+  if (may_split) {
+    const int quads = int(std::min<int64_t>(kBackMaxQuads, pieces));
+    plan.counter_bytes = (size_t(items) * kBackWarpgroups * sizeof(uint64_t) + 255) / 256 * 256;
+    plan.partial_bytes = size_t(items) * kBackWarpgroups * size_t(back_partial_floats(quads)) * sizeof(float);
+  }
+  return plan;
+}
+
+bool rows_serve_tma(const void* base, int64_t stride) {
+  return rows_aligned(base, stride, 2) && stride < (int64_t(1) << 39);
+}
+
+// 56 bits that no earlier launch of the process had. They begin at random, so that other data left in the workspace is
+// not taken for a ticket.
+uint64_t next_ticket() {
+  constexpr uint64_t kMask = (uint64_t(1) << 56) - 1;
+  static std::atomic<uint64_t> last{[] {
+    std::random_device random;
+    return uint64_t(random()) << 32 | random();
+  }()};
+  const uint64_t ticket = ++last & kMask;
+  return ticket != 0 ? ticket : ++last & kMask;
+}
+
+}  // namespace
+
+bool block_task_back_sm90_serves(const SparseSupportProblem& problem) {
+  return (problem.dtype == DType::kBFloat16 || problem.dtype == DType::kFloat16) && problem.tokens > 0 &&
+         problem.index.work_lists && problem.geometry.nnz > 0 && problem.tokens < INT32_MAX - 64 &&
+         back_work_size(problem.geometry) > 0 && rows_serve_tma(problem.input, problem.input_stride) &&
+         rows_serve_tma(problem.output_gradient, problem.output_gradient_stride) && is_aligned(problem.values_gradient);
+}
+
+size_t block_task_back_sm90_workspace(const SparseSupportProblem& problem, const DeviceProperties& device) {
+  const BackSm90Plan plan = plan_back_sm90(problem, device);
+  return plan.counter_bytes + plan.partial_bytes;
+}
+
+const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, DType result_dtype, bool accumulate,
+                                        void* workspace, const DeviceProperties& device, cudaStream_t stream) {
+  if (!block_task_back_sm90_serves(problem))
+    return "block_sparse: the Hopper weight gradient does not serve this problem";
+  if (result_dtype != problem.dtype && result_dtype != DType::kFloat32) {
+    return "block_sparse: the weight gradient is written in the operands' dtype or in float32";
+  }
+  const BackSm90Call call{problem,
+                          plan_back_sm90(problem, device),
+                          result_dtype == DType::kFloat32,
+                          accumulate,
+                          back_work(problem.geometry, problem.index.work_lists),
+                          workspace,
+                          next_ticket(),
+                          stream};
+  return problem.dtype == DType::kBFloat16 ? block_task_back_sm90_bfloat16(call) : block_task_back_sm90_float16(call);
+}
+
+}  // namespace block_sparse

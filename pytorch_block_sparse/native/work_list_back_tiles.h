@@ -1,0 +1,63 @@
+// How the pieces of a pattern are grouped into tiles of the Hopper weight gradient.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "gemm/sm90_back_work.h"
+#include "work_list_back_grid.h"
+
+namespace block_sparse {
+
+// The M side of one warpgroup: one line (64 features), or two lines of 32 features that have many strips in common.
+struct Bands {
+  std::vector<int32_t> lines;  // [bands, lines of a band]; the second is the first again where no partner is left
+  std::vector<int32_t> start;  // [bands + 1]
+  std::vector<int32_t> strip;  // the strips that any of the band's lines uses, ascending
+  std::vector<int32_t> piece;  // [strips, lines of a band], -1: this line has none
+  int64_t size() const { return int64_t(start.size()) - 1; }
+  int32_t length(int64_t band) const { return start[band + 1] - start[band]; }
+};
+
+// Two bands that one tile computes, one a warpgroup, and the strips in the order in which tiles take them.
+struct BandPair {
+  int32_t band[2];   // the same twice where no partner is left
+  int32_t begin[2];  // into BandPairs::entries
+  int32_t length[2];
+  int32_t common;  // the first strips of both lists are the same
+};
+
+struct BandPairs {
+  std::vector<BandPair> pairs;
+  std::vector<int32_t> entries;  // into Bands::strip
+};
+
+struct Tile {
+  int32_t band[2];
+  int32_t begin[2];  // into BandPairs::entries
+  uint8_t count[2];
+  uint8_t common;
+
+  // M-side strips loaded.
+  int lines(int piece) const { return (band[0] == band[1] ? 1 : 2) * back_lines(piece); }
+  int strips() const { return count[0] + count[1] - common; }
+  BackTileShape shape(int piece, bool transposed) const {
+    return {transposed, lines(piece), strips(), {count[0], count[1]}, count[0] - common};
+  }
+};
+
+// Everything that depends on which operand is the M side, and not on how large tiles are.
+struct Orientation {
+  int piece;
+  bool transposed;  // M runs along x
+  Bands bands;
+  BandPairs single;  // each band alone: both warpgroups share its M side
+  BandPairs paired;  // bands with many strips in common together
+};
+
+Orientation orient(const PieceGrid& grid, bool transposed);
+
+// Tiles of at most `capacity` strips for both warpgroups together, in the order of their lines.
+std::vector<Tile> cut_tiles(const BandPairs& pairs, int piece, int capacity);
+
+}  // namespace block_sparse
