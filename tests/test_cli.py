@@ -30,7 +30,7 @@ def test_info_is_readable_and_parses(capsys):
     assert torch.__version__ in text and "CPU back end" in text and "CUDA back end" in text
     assert cli.main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["cpu"]["capability"] in ("avx512", "avx2", "portable")
+    assert facts["cpu"]["capability"] in ("avx512_bf16", "avx512", "avx2", "portable")
     assert facts["cpu"]["threads_requested"] == torch.get_num_threads()
     assert facts["cpu"]["threads_running"] >= 1
     assert {plan["dtype"] for plan in facts["plans"]["cpu"]} == {"float32", "bfloat16", "float16", "float64"}

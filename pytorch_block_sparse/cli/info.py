@@ -16,7 +16,12 @@ from . import environment
 SUMMARY = "versions, back ends, kernels"
 
 # native/cpu/isa_*.cpp
-_VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
+_VECTOR_BYTES = {"avx512_bf16": 64, "avx512": 64, "avx2": 32, "portable": 16}
+_BFLOAT16 = {
+    "brgemm": "oneDNN brgemm on the processor's matrix units",
+    "pairs": "register tiles of float32, two products at a time (AVX512_BF16)",
+    "float32": "converted to float32",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +53,7 @@ def collect() -> dict[str, Any]:
             "capability": block_sparse_native.cpu_capability(),
             "threads_requested": torch.get_num_threads(),
             "threads_running": block_sparse_native.cpu_threads(),
-            "native_bfloat16": block_sparse_native.cpu_native_bfloat16(),
+            "bfloat16": block_sparse_native.cpu_bfloat16_arithmetic(),
         },
         "cuda": _cuda(),
         "plans": {"cpu": cpu_plans(), "cuda": cuda_plans()},
@@ -77,12 +82,11 @@ def cpu_plans() -> list[dict[str, str]]:
     for dtype in ("float32", "bfloat16", "float16", "float64"):
         sums = "float64" if dtype == "float64" else "float32"
         lanes = vector_bytes // (8 if sums == "float64" else 4)
-        if dtype == "bfloat16" and block_sparse_native.cpu_native_bfloat16():
-            kernel = "oneDNN brgemm on the processor's bfloat16 instructions"
-        else:
-            kernel = f"{capability} register tiles of {sums}"
-            if dtype != sums:
-                kernel += f", {dtype} converted while packing"
+        kernel = f"{capability} register tiles of {sums}"
+        if dtype == "bfloat16" and block_sparse_native.cpu_bfloat16_arithmetic() != "float32":
+            kernel = _BFLOAT16[block_sparse_native.cpu_bfloat16_arithmetic()]
+        elif dtype != sums:
+            kernel += f", {dtype} converted while packing"
         plans += [
             {"dtype": dtype, "blocks": "16, 32, 64, 128", "kernel": kernel},
             {"dtype": dtype, "blocks": "any other", "kernel": f"the same, sides padded to multiples of {lanes}"},
@@ -109,7 +113,7 @@ def render(facts: dict[str, Any]) -> str:
         f"CPU back end          built; {cpu['capability']} kernels on {cpu['processor']}",
         f"  threads             {cpu['threads_requested']} requested, {cpu['threads_running']} running "
         f"({os.cpu_count()} cores)",
-        f"  bfloat16            {'native matrix instructions' if cpu['native_bfloat16'] else 'converted to float32'}",
+        f"  bfloat16            {_BFLOAT16[cpu['bfloat16']]}",
     ]
     lines += [f"  {plan['dtype']:10}{plan['blocks']:18}{plan['kernel']}" for plan in facts["plans"]["cpu"]]
     cuda = facts["cuda"]

@@ -338,8 +338,8 @@ PYBIND11_MODULE(block_sparse_native, m) {
   m.attr("with_cuda") = false;
 #endif
   m.def("cpu_capability", &block_sparse::cpu::capability, "Instruction set of the CPU kernels that run here.");
-  m.def("cpu_native_bfloat16", &block_sparse::cpu::has_native_bfloat16,
-        "Whether bfloat16 runs on the processor's own matrix instructions.");
+  m.def("cpu_bfloat16_arithmetic", &block_sparse::cpu::bfloat16_arithmetic,
+        "How bfloat16 is multiplied on the CPU: brgemm, pairs or float32.");
   m.def("cpu_threads", &block_sparse::cpu::measured_threads, "Threads that a parallel region really ran on.");
   m.def("packed_index_size", &block_sparse::packed_index_size, "Length of a packed index, in int32 elements.",
         pybind11::arg("grid_rows"), pybind11::arg("grid_cols"), pybind11::arg("nnz"));

@@ -49,7 +49,7 @@ bool whole_vectors(const Geometry& g) { return g.block_height % kVector == 0 && 
 }  // namespace
 
 bool has_brgemm() {
-  static const bool has = capability() == "avx512" && at::native::cpublas::could_pack(at::kBFloat16);
+  static const bool has = capability().starts_with("avx512") && at::native::cpublas::could_pack(at::kBFloat16);
   return has;
 }
 

@@ -14,7 +14,7 @@ namespace block_sparse::cpu {
 
 namespace {
 
-enum class Capability { kPortable, kAvx2, kAvx512 };
+enum class Capability { kPortable, kAvx2, kAvx512, kAvx512BFloat16 };
 
 Capability supported() {
 #if defined(__x86_64__)
@@ -23,7 +23,8 @@ Capability supported() {
   }
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? Capability::kAvx512 : Capability::kAvx2;
+  if (!avx512) return Capability::kAvx2;
+  return __builtin_cpu_supports("avx512bf16") ? Capability::kAvx512BFloat16 : Capability::kAvx512;
 #else
   return Capability::kPortable;
 #endif
@@ -35,7 +36,8 @@ Capability allowed() {
   const std::string name = variable ? variable : "";
   if (name == "portable") return Capability::kPortable;
   if (name == "avx2") return Capability::kAvx2;
-  return Capability::kAvx512;
+  if (name == "avx512") return Capability::kAvx512;
+  return Capability::kAvx512BFloat16;
 }
 
 Capability in_use() {
@@ -47,7 +49,7 @@ Capability in_use() {
 
 const KernelTable& kernels(DType dtype) {
 #if defined(__x86_64__)
-  if (in_use() == Capability::kAvx512) return avx512_kernels(dtype);
+  if (in_use() >= Capability::kAvx512) return avx512_kernels(dtype);
   if (in_use() == Capability::kAvx2) return avx2_kernels(dtype);
 #endif
   return portable_kernels(dtype);
@@ -55,6 +57,8 @@ const KernelTable& kernels(DType dtype) {
 
 std::string capability() {
   switch (in_use()) {
+    case Capability::kAvx512BFloat16:
+      return "avx512_bf16";
     case Capability::kAvx512:
       return "avx512";
     case Capability::kAvx2:
@@ -65,7 +69,17 @@ std::string capability() {
   return "portable";
 }
 
-bool has_native_bfloat16() { return has_brgemm(); }
+const KernelTable* pair_kernels() {
+#if defined(__x86_64__)
+  if (in_use() == Capability::kAvx512BFloat16) return &avx512_bf16_kernels();
+#endif
+  return nullptr;
+}
+
+std::string bfloat16_arithmetic() {
+  if (has_brgemm()) return "brgemm";
+  return pair_kernels() ? "pairs" : "float32";
+}
 
 int measured_threads() {
   // A thread counts itself once: the value it last saw tells it whether it has already been here.

@@ -13,12 +13,13 @@ void dense_sparse(const DenseSparseProblem& problem);
 // Weight gradient on the sparse support, parallel over stored blocks.
 void sparse_support(const SparseSupportProblem& problem);
 
-// Instruction sets compiled in and picked at run time: "avx512", "avx2" or "portable".
+// Instruction sets compiled in and picked at run time: "avx512_bf16", "avx512", "avx2" or "portable".
 // The environment variable BLOCK_SPARSE_CPU_CAPABILITY lowers the choice (read once).
 std::string capability();
 
-// True where bfloat16 goes to the matrix units (AMX) through oneDNN's brgemm.
-bool has_native_bfloat16();
+// How bfloat16 is multiplied: "brgemm" (oneDNN's, on the matrix units of AMX), "pairs" (AVX512_BF16), or "float32", to
+// which it is converted.
+std::string bfloat16_arithmetic();
 
 // Threads that a parallel region of this library really runs on.
 int measured_threads();

@@ -2,6 +2,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 #include <vector>
 
 #include "brgemm.h"
@@ -67,11 +69,48 @@ void run_few_tokens(const DenseSparseProblem& problem, const BlockLines& lines, 
 
 }  // namespace
 
-void dense_sparse(const DenseSparseProblem& problem) {
-  const BlockLines lines = block_lines(problem);
-  const KernelTable& table = kernels(problem.dtype);
+namespace {
+
+// Whether the sum can run over pairs: rows of the input and blocks must hold whole ones.
+bool pairs_take(const DenseSparseProblem& problem, const BlockLines& lines) {
+  return problem.dtype == DType::kBFloat16 && pair_kernels() && problem.tokens > kFewTokens && lines.k % 2 == 0 &&
+         lines.k_total % 2 == 0;
+}
+
+// The rows of an input of 2-byte elements next to each other.
+Workspace copy_rows(const DenseSparseProblem& problem, int64_t k_total) {
+  constexpr int64_t kElementBytes = 2;
+  Workspace copy(problem.tokens * k_total * kElementBytes);
+  const auto* input = static_cast<const std::byte*>(problem.input);
+  at::parallel_for(0, problem.tokens, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      std::memcpy(copy.at(t * k_total * kElementBytes), input + t * problem.input_stride * kElementBytes,
+                  k_total * kElementBytes);
+    }
+  });
+  return copy;
+}
+
+}  // namespace
+
+void dense_sparse(const DenseSparseProblem& whole_problem) {
+  DenseSparseProblem problem = whole_problem;
+  BlockLines lines = block_lines(problem);
   if (problem.tokens == 0 || lines.lines == 0) return;
   if (brgemm_takes(problem)) return brgemm_dense_sparse(problem);
+  const bool pairs = pairs_take(problem, lines);
+  std::optional<Workspace> copy;
+  if (pairs) {
+    if (problem.input_stride % 2 != 0) {  // a copy, so that the result does not depend on the stride
+      copy = copy_rows(problem, lines.k_total);
+      problem.input = copy->at(0);
+      problem.input_stride = lines.k_total;
+    }
+    problem.input_stride /= 2;
+    lines.k /= 2;
+    lines.k_total /= 2;
+  }
+  const KernelTable& table = pairs ? *pair_kernels() : kernels(problem.dtype);
   const bool whole_vectors = lines.n % table.lanes == 0;
   const bool few_tokens = problem.tokens <= kFewTokens;
   if (problem.direction == Direction::kForward && few_tokens) return run_few_tokens(problem, lines, table);

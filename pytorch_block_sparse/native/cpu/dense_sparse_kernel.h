@@ -25,7 +25,12 @@ struct DenseSparseKernel {
       const Stored* block = static_cast<const Stored*>(problem.values) + lines.slots[entry] * lines.n * lines.k;
       Real* panels = static_cast<Real*>(packed) + (entry - begin) * n_padded * lines.k;
       if (problem.direction == Direction::kInputGradient) {
-        pack_columns<Isa, Real, 2>(block, lines.n, 0, lines.k, lines.k, lines.n, n_padded, panels);
+        if constexpr (std::is_same_v<Stored, BFloat16Pair>) {
+          pack_pair_columns<Isa, 2>(reinterpret_cast<const BFloat16*>(block), lines.n, 0, lines.k, lines.k, lines.n,
+                                    n_padded, panels);
+        } else {
+          pack_columns<Isa, Real, 2>(block, lines.n, 0, lines.k, lines.k, lines.n, n_padded, panels);
+        }
         continue;
       }
       for (int64_t first = 0; first < lines.n; first += kPanel) {
@@ -38,7 +43,7 @@ struct DenseSparseKernel {
 
   static void run(const DenseSparseProblem& problem, const BlockLines& lines, const DenseSparseTask& task) {
     if (task.packed) {
-      multiply<Real>(problem, lines, task, static_cast<const Real*>(task.packed));
+      multiply<Packed<Stored>>(problem, lines, task, static_cast<const Packed<Stored>*>(task.packed));
     } else {
       multiply<Stored>(problem, lines, task, static_cast<const Stored*>(problem.values));
     }
@@ -84,8 +89,8 @@ struct DenseSparseKernel {
     const int64_t block_elements = task.packed ? n_padded * lines.k : lines.n * lines.k;
     const int64_t n_begin = line * lines.n;
     const int64_t n_valid = lesser(lines.n, lines.n_total - n_begin);
-    Stored* output = static_cast<Stored*>(problem.output) + task.token_begin * lines.n_total + n_begin;
-    const Stored* bias = problem.bias ? static_cast<const Stored*>(problem.bias) + n_begin : nullptr;
+    Result<Stored>* output = static_cast<Result<Stored>*>(problem.output) + task.token_begin * lines.n_total + n_begin;
+    const Result<Stored>* bias = problem.bias ? static_cast<const Result<Stored>*>(problem.bias) + n_begin : nullptr;
     // Whole vectors of the accumulation type are summed where they are wanted, everything else in scratch.
     const bool in_place = std::is_same_v<Stored, Real> && n_valid == n_padded;
 
@@ -96,6 +101,14 @@ struct DenseSparseKernel {
       return sums + (panel - panel_begin) * tokens * kPanel;
     };
     const int64_t ldc = in_place ? lines.n_total : kPanel;
+
+    // Sums that one segment completes need not wait in memory to be rounded.
+    const int64_t line_length = (lines.offsets[line + 1] - lines.offsets[line]) * lines.k;
+    if constexpr (std::is_same_v<B, BFloat16Pair>) {
+      if (line_length <= kSegment && n_valid == n_padded && problem.activation == Activation::kNone) {
+        return multiply_short_line(lines, task, weight, line, panel_begin, panel_end, a, bias, output);
+      }
+    }
 
     BlockOperand operands[kSegment];
     const int64_t line_end = lines.offsets[line + 1];
@@ -131,6 +144,35 @@ struct DenseSparseKernel {
       if (first >= n_valid) break;
       finish<Isa, Real>(problem.activation, sums_of(panel), ldc, bias ? bias + first : nullptr, output + first,
                         lines.n_total, tokens, lesser(kPanel, n_valid - first));
+    }
+  }
+
+  // All blocks of a line, whole vectors of outputs, no activation.
+  static void multiply_short_line(const BlockLines& lines, const DenseSparseTask& task, const BFloat16Pair* weight,
+                                  int64_t line, int64_t panel_begin, int64_t panel_end, const Real* a,
+                                  const BFloat16* bias, BFloat16* output) {
+    const int64_t tile = token_tile(lines.n);
+    const int64_t tokens = task.token_end - task.token_begin;
+    BlockOperand operands[kSegment];
+    const int64_t first = lines.offsets[line], count = lines.offsets[line + 1] - first;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t k_offset = lines.partners[first + i] * lines.k;
+      operands[i] = {weight + (first + i - task.packed_first) * lines.n * lines.k, k_offset,
+                     lesser(lines.k, lines.k_total - k_offset)};
+    }
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+      const int64_t column = panel * kPanel;
+      const int64_t width = lesser(kPanel, lines.n - column);
+      Real shift[kPanel] = {};
+      if (bias) copy_row<Isa>(shift, bias + column, width);
+      for (int64_t t = 0; t < tokens; t += tile) {
+        const int64_t rows = lesser(tile, tokens - t);
+        const auto kernel = width == kPanel ? kFinalTokenTiles<Isa, Stored, 2, Isa::kWideTokens>.kernels[rows - 1]
+                                            : kFinalTokenTiles<Isa, Stored, 1, Isa::kNarrowTokens>.kernels[rows - 1];
+        const Real* panel_a = a + t * lines.k_total;
+        kernel(panel_a, operands, count, column * lines.k, width, panel_a + rows * lines.k_total,
+               output + t * lines.n_total + column, lines.n_total, shift);
+      }
     }
   }
 };

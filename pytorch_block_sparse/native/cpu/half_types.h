@@ -13,4 +13,10 @@ struct Float16 {
   uint16_t bits;
 };
 
+// Two neighbours along the sum, the operand of instructions that add two products at once. Kernels for it see a problem
+// whose sum is half as long: its strides and extents along the sum count pairs.
+struct BFloat16Pair {
+  BFloat16 values[2];
+};
+
 }  // namespace block_sparse::cpu

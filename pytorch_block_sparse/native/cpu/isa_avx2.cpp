@@ -26,6 +26,7 @@ namespace {
 struct Avx2 {
   static constexpr int kVectorBytes = 32;
   static constexpr bool kHasHalfConversion = true;
+  static constexpr bool kHasBFloat16Conversion = false;
   static constexpr int kWideTokens = 6;
   static constexpr int kNarrowTokens = 12;
   static constexpr int kSupportRows = 4;

@@ -27,6 +27,7 @@ namespace {
 struct Avx512 {
   static constexpr int kVectorBytes = 64;
   static constexpr bool kHasHalfConversion = true;
+  static constexpr bool kHasBFloat16Conversion = false;
   static constexpr int kWideTokens = 12;
   static constexpr int kNarrowTokens = 24;
   static constexpr int kSupportRows = 8;

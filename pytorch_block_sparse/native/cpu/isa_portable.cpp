@@ -8,6 +8,7 @@ namespace {
 struct Portable {
   static constexpr int kVectorBytes = 16;
   static constexpr bool kHasHalfConversion = false;
+  static constexpr bool kHasBFloat16Conversion = false;
   static constexpr int kWideTokens = 5;
   static constexpr int kNarrowTokens = 8;
   static constexpr int kSupportRows = 4;

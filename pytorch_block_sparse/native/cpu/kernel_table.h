@@ -84,6 +84,8 @@ struct VnniTable {
 const KernelTable& portable_kernels(DType dtype);
 const KernelTable& avx2_kernels(DType dtype);
 const KernelTable& avx512_kernels(DType dtype);
+// For bfloat16 in pairs along the sum.
+const KernelTable& avx512_bf16_kernels();
 const VnniTable& avx512_vnni();
 
 }  // namespace block_sparse::cpu

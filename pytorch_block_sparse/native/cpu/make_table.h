@@ -20,8 +20,8 @@ void convert_rows(const void* in, int64_t stride, int64_t rows, int64_t columns,
 template <class Isa, class Stored>
 void finish_sums(Activation activation, const void* sums, int64_t ldc, const void* bias, void* out, int64_t ldo,
                  int64_t tokens, int64_t n) {
-  finish<Isa>(activation, static_cast<const Accumulate<Stored>*>(sums), ldc, static_cast<const Stored*>(bias),
-              static_cast<Stored*>(out), ldo, tokens, n);
+  finish<Isa>(activation, static_cast<const Accumulate<Stored>*>(sums), ldc, static_cast<const Result<Stored>*>(bias),
+              static_cast<Result<Stored>*>(out), ldo, tokens, n);
 }
 
 template <class Isa, class Stored>
@@ -41,6 +41,28 @@ inline constexpr KernelTable kTable = {
     .finish = &finish_sums<Isa, Stored>,
     .finish_block = &SparseSupportKernel<Isa, Stored>::finish_block,
 };
+
+// Without the forward of few tokens, which reads bfloat16 one by one.
+template <class Isa>
+inline constexpr KernelTable kPairTable = [] {
+  using Stored = BFloat16Pair;
+  return KernelTable{
+      .accumulate_bytes = sizeof(float),
+      .lanes = kLanes<Isa, float>,
+      .panel = DenseSparseKernel<Isa, Stored>::kPanel,
+      .row_panel = SparseSupportKernel<Isa, Stored>::kRowPanel,
+      .token_tile = &DenseSparseKernel<Isa, Stored>::token_tile,
+      .pack_blocks = &DenseSparseKernel<Isa, Stored>::pack_blocks,
+      .dense_sparse = &DenseSparseKernel<Isa, Stored>::run,
+      .few_tokens = nullptr,
+      .convert_rows = nullptr,
+      .pack_outputs = &SparseSupportKernel<Isa, Stored>::pack_outputs,
+      .pack_inputs = &SparseSupportKernel<Isa, Stored>::pack_inputs,
+      .sparse_support = &SparseSupportKernel<Isa, Stored>::run,
+      .finish = &finish_sums<Isa, Stored>,
+      .finish_block = &SparseSupportKernel<Isa, Stored>::finish_block,
+  };
+}();
 
 template <class Isa>
 inline constexpr VnniTable kVnniTable = {&Vnni<Isa>::transpose_block, &Vnni<Isa>::interleave_rows,

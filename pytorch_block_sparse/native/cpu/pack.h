@@ -60,4 +60,31 @@ void pack_columns(const Stored* in, int64_t ldi, int64_t begin, int64_t end, int
   }
 }
 
+// The same with two rows in one: row r of the panels is the pairs of rows 2 r and 2 r + 1 of `in`, and begin, end and
+// rows count pairs.
+template <class Isa, int Vectors>
+void pack_pair_columns(const BFloat16* in, int64_t ldi, int64_t begin, int64_t end, int64_t rows, int64_t columns,
+                       int64_t padded, float* out) {
+  constexpr int64_t lanes = kLanes<Isa, float>;
+  constexpr int64_t width = Vectors * lanes;
+  const auto low_bits = [](const BFloat16* p, int64_t count) {
+    if (count >= lanes) return load_half_bits<Isa>(p);
+    BFloat16 part[lanes] = {};
+    if (count > 0) std::memcpy(part, p, count * sizeof(BFloat16));
+    return load_half_bits<Isa>(part);
+  };
+  for (int64_t first = 0; first < padded; first += width) {
+    const int64_t panel_width = lesser(width, padded - first);
+    for (int64_t row = begin; row < end; ++row) {
+      const BFloat16* even = in + 2 * row * ldi + first;
+      float* to = out + first * rows + row * panel_width;
+      for (int64_t j = 0; j < panel_width; j += lanes) {
+        const int64_t valid = columns - first - j;
+        const Bits<Isa> pairs = low_bits(even + j, valid) | (low_bits(even + ldi + j, valid) << 16);
+        store<Isa, float>(to + j, (Floats<Isa>)pairs);
+      }
+    }
+  }
+}
+
 }  // namespace block_sparse::cpu

@@ -15,6 +15,7 @@ namespace {
 
 // Packed operands of one chunk: small enough to stay in the caches until they are read.
 constexpr int64_t kChunkBytes = 5 << 20;
+constexpr int64_t kPairChunkBytes = 3 << 20;  // their products take less time, so more of it is cache misses
 constexpr int64_t kFewestTokens = 128;
 constexpr int64_t kMostTokens = 1024;
 // Rows packed side by side: few enough that rows which share a cache set do not evict each other.
@@ -29,7 +30,8 @@ int64_t element_bytes(DType dtype) {
 
 }  // namespace
 
-void sparse_support(const SparseSupportProblem& problem) {
+void sparse_support(const SparseSupportProblem& whole_problem) {
+  SparseSupportProblem problem = whole_problem;
   const Geometry& g = problem.geometry;
   const int64_t bytes = element_bytes(problem.dtype);
   if (g.nnz == 0) return;
@@ -39,11 +41,16 @@ void sparse_support(const SparseSupportProblem& problem) {
   }
   if (brgemm_takes(problem)) return brgemm_sparse_support(problem);
 
-  const KernelTable& table = kernels(problem.dtype);
+  // Pairs of tokens: half as many rows, each two rows long.
+  const bool pairs = problem.dtype == DType::kBFloat16 && pair_kernels() && problem.tokens % 2 == 0;
+  const KernelTable& table = pairs ? *pair_kernels() : kernels(problem.dtype);
+  if (pairs) problem.tokens /= 2;
+  const int64_t rows_of_token = pairs ? 2 : 1;
+  const int64_t chunk_bytes = pairs ? kPairChunkBytes : kChunkBytes;
   const int64_t height = divide_up(g.block_height, table.row_panel) * table.row_panel;
   const int64_t width = divide_up(g.block_width, table.lanes) * table.lanes;
   const int64_t token_bytes = (g.grid_rows() * height + g.grid_cols() * width) * table.accumulate_bytes;
-  const int64_t chunks = divide_up(problem.tokens, std::clamp(kChunkBytes / token_bytes, kFewestTokens, kMostTokens));
+  const int64_t chunks = divide_up(problem.tokens, std::clamp(chunk_bytes / token_bytes, kFewestTokens, kMostTokens));
   const auto chunk_begin = [&](int64_t chunk) { return problem.tokens * chunk / chunks; };
   const int64_t chunk_tokens = divide_up(problem.tokens, chunks);
   const int64_t threads = at::get_num_threads();
@@ -63,9 +70,9 @@ void sparse_support(const SparseSupportProblem& problem) {
   const auto pack = [&](int64_t chunk, int64_t thread) {
     const int64_t tokens = chunk_begin(chunk + 1) - chunk_begin(chunk);
     const std::byte* dy = static_cast<const std::byte*>(problem.output_gradient) +
-                          chunk_begin(chunk) * problem.output_gradient_stride * bytes;
-    const std::byte* x =
-        static_cast<const std::byte*>(problem.input) + chunk_begin(chunk) * problem.input_stride * bytes;
+                          chunk_begin(chunk) * rows_of_token * problem.output_gradient_stride * bytes;
+    const std::byte* x = static_cast<const std::byte*>(problem.input) +
+                         chunk_begin(chunk) * rows_of_token * problem.input_stride * bytes;
     const int64_t end = tokens * (thread + 1) / threads;
     for (int64_t row = tokens * thread / threads; row < end; row += kPackTokens) {
       const int64_t row_end = std::min(end, row + kPackTokens);

@@ -42,12 +42,13 @@ struct SparseSupportKernel {
     const int64_t column = problem.index.block_coords[2 * slot + 1];
     const int64_t height = lesser(g.block_height, g.out_features - row * g.block_height);
     const int64_t width = lesser(g.block_width, g.in_features - column * g.block_width);
-    Stored* gradient = static_cast<Stored*>(problem.values_gradient) + slot * g.block_height * g.block_width;
+    Result<Stored>* gradient =
+        static_cast<Result<Stored>*>(problem.values_gradient) + slot * g.block_height * g.block_width;
     for (int64_t m = 0; m < g.block_height; ++m) {
-      Stored* to = gradient + m * g.block_width;
+      Result<Stored>* to = gradient + m * g.block_width;
       const int64_t valid = m < height ? width : 0;
       if (sums != gradient) copy_row<Isa>(to, static_cast<const Real*>(sums) + m * ldc, valid);
-      if (valid < g.block_width) std::memset(to + valid, 0, (g.block_width - valid) * sizeof(Stored));
+      if (valid < g.block_width) std::memset(to + valid, 0, (g.block_width - valid) * sizeof(*to));
     }
   }
 
@@ -56,9 +57,13 @@ struct SparseSupportKernel {
   static void pack_panels(const void* in, int64_t stride, int64_t begin, int64_t end, int64_t rows, int64_t columns,
                           int64_t side, int64_t padded, void* panels) {
     for (int64_t first = 0, line = 0; first < columns; first += side, ++line) {
-      pack_columns<Isa, Real, Vectors>(static_cast<const Stored*>(in) + first, stride, begin, end, rows,
-                                       lesser(side, columns - first), padded,
-                                       static_cast<Real*>(panels) + line * rows * padded);
+      const auto* from = static_cast<const Result<Stored>*>(in) + first;
+      Real* to = static_cast<Real*>(panels) + line * rows * padded;
+      if constexpr (std::is_same_v<Stored, BFloat16Pair>) {
+        pack_pair_columns<Isa, Vectors>(from, stride, begin, end, rows, lesser(side, columns - first), padded, to);
+      } else {
+        pack_columns<Isa, Real, Vectors>(from, stride, begin, end, rows, lesser(side, columns - first), padded, to);
+      }
     }
   }
 
@@ -70,8 +75,8 @@ struct SparseSupportKernel {
                             bool accumulate) {
     static_assert(kRowPanel % Rows == 0);
     for (int64_t i = 0; i < kRowPanel; i += Rows) {
-      multiply_tile<Isa, Real, Real, Rows, Vectors, kRowPanel>(panel + i, &operand, 1, 0, ldb, panel + i, c + i * ldc,
-                                                               ldc, accumulate);
+      multiply_tile<Isa, Real, Packed<Stored>, Rows, Vectors, kRowPanel>(panel + i, &operand, 1, 0, ldb, panel + i,
+                                                                         c + i * ldc, ldc, accumulate);
     }
   }
 

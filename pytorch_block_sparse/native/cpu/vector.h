@@ -16,6 +16,14 @@ namespace block_sparse::cpu {
 template <class Stored>
 using Accumulate = std::conditional_t<std::is_same_v<Stored, double>, double, float>;
 
+// What a kernel for operands of a type writes.
+template <class Stored>
+using Result = std::conditional_t<std::is_same_v<Stored, BFloat16Pair>, BFloat16, Stored>;
+
+// How it copies them: converted, or pairs as they are.
+template <class Stored>
+using Packed = std::conditional_t<std::is_same_v<Stored, BFloat16Pair>, BFloat16Pair, Accumulate<Stored>>;
+
 static constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -68,9 +76,16 @@ template <class Isa, class Real>
   return (Floats<Isa>)(load_half_bits<Isa>(p) << 16);
 }
 
+// The bits of pairs: only moved, and handed to Isa::add_pair_product.
+template <class Isa, class Real>
+[[gnu::always_inline]] inline Vector<Isa, float> load(const BFloat16Pair* p) {
+  return load<Isa, float>(reinterpret_cast<const float*>(p));
+}
+
 // Rounds to nearest even. The carry of the rounding would turn some NaNs into infinities, so NaNs are kept apart.
 template <class Isa, class Real>
 [[gnu::always_inline]] inline void store(BFloat16* p, Vector<Isa, float> v) {
+  if constexpr (Isa::kHasBFloat16Conversion) return Isa::store_bfloat16(p, v);
   const Bits<Isa> bits = (Bits<Isa>)v;
   const Bits<Isa> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Bits<Isa> quiet = (bits >> 16) | 0x40;
