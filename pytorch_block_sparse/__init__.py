@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from . import ops
 from .block_sparse import BlockSparseMatrix
 from .block_sparse_linear import BlockSparseLinear
+from .checkpoint import load_sparse, save_sparse
 from .errors import BlockSparseError
 from .pattern import BlockPattern
 
@@ -13,4 +14,12 @@ try:
 except PackageNotFoundError:  # built in place, not installed
     __version__ = "0+source"
 
-__all__ = ["BlockPattern", "BlockSparseError", "BlockSparseLinear", "BlockSparseMatrix", "ops"]
+__all__ = [
+    "BlockPattern",
+    "BlockSparseError",
+    "BlockSparseLinear",
+    "BlockSparseMatrix",
+    "load_sparse",
+    "ops",
+    "save_sparse",
+]

@@ -1,4 +1,6 @@
-"""Shows versions, the back ends that were built (and why not), and the kernels that serve this machine."""
+"""Shows versions, the back ends that were built (and why not), and the kernels that serve this machine.
+
+With DIR: what a saved model holds (of save_sparse, or of transformers' save_pretrained)."""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from typing import Any
 import torch
 
 from ..native import block_sparse_native
-from . import environment
+from . import environment, saved_model
 
-SUMMARY = "versions, back ends, kernels"
+SUMMARY = "versions, back ends, kernels; or what a saved model holds"
 
 # native/cpu/isa_*.cpp
 _VECTOR_BYTES = {"avx512_bf16": 64, "avx512": 64, "avx2": 32, "portable": 16}
@@ -26,13 +28,19 @@ _BFLOAT16 = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``info``."""
+    parser.add_argument("directory", metavar="DIR", nargs="?", help="a saved model: its directory or .safetensors file")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the facts."""
-    facts = collect()
-    print(json.dumps(facts, indent=2) if options.json else render(facts))
+    if options.directory is None:
+        facts = collect()
+        text = render(facts)
+    else:
+        facts = saved_model.collect(options.directory)
+        text = saved_model.render(facts)
+    print(json.dumps(facts, indent=2) if options.json else text)
     return 0
 
 
