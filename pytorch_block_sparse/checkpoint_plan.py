@@ -16,7 +16,7 @@ from .layer_replacement import check_fits, keeps_geometry, new_layer, set_module
 _SHOWN_NAMES = 6
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoadPlan:
     """What loading will change. Made by :func:`plan_load`, which changes nothing.
 

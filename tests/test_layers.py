@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
     {"layer_replacement", "checkpoint_format", "pretrained_config"},
     {"checkpoint_file"},
     {"checkpoint_plan"},
-    {"checkpoint"},
+    {"checkpoint", "hf"},
     {"__init__"},
     {"cli"},
     {"__main__"},
