@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .array_interop import blocks_from_scipy, blocks_to_scipy, dense_from_numpy, dense_to_numpy
 from .blocks import clear_past_edges, gather_blocks, scatter_blocks, to_grid
 from .checks import check_int, check_pair
 from .errors import BlockSparseError
@@ -79,6 +80,21 @@ class BlockSparseMatrix:
         return cls(pattern_from_bsr(bsr), bsr.values())
 
     @classmethod
+    def from_scipy(cls, matrix: Any, block_shape: tuple[int, int] | None = None) -> BlockSparseMatrix:
+        """The blocks of a SciPy sparse matrix or array, float32 or float64.
+
+        Args:
+            matrix: BSR: its stored blocks, sharing its memory. Any other format: the blocks that hold a stored element.
+            block_shape: (bh, bw); a BSR matrix's own, else (32, 32), if not given.
+        """
+        return cls(*blocks_from_scipy(matrix, block_shape))
+
+    @classmethod
+    def from_numpy(cls, array: Any, block_shape: tuple[int, int] = (32, 32)) -> BlockSparseMatrix:
+        """The blocks of a dense NumPy array [O, I] that are not all zero, copied exactly."""
+        return cls.from_dense(dense_from_numpy(array), block_shape)
+
+    @classmethod
     def zeros(
         cls,
         shape: tuple[int, int],
@@ -137,6 +153,18 @@ class BlockSparseMatrix:
         index = self.pattern.arrays(self.device)
         values = self.values if self.pattern.in_row_order() else self.values[index.row_slots.long()]
         return torch.sparse_bsr_tensor(index.crow_indices, index.col_indices, values, size=tuple(self.shape))
+
+    def to_scipy(self) -> Any:
+        """A ``scipy.sparse.bsr_matrix``; it shares the values when they are on the CPU with slots in row order.
+
+        Raises:
+            BlockSparseError: O or I is no multiple of the block, or the dtype is not SciPy's float32 or float64.
+        """
+        return blocks_to_scipy(self.pattern, self.values)
+
+    def to_numpy(self) -> Any:
+        """The dense matrix as a NumPy array [O, I], detached; bfloat16, which NumPy has not, is an error."""
+        return dense_to_numpy(self.to_dense())
 
     def build_coo_block_index(self) -> Tensor:
         """int32 [2, nnz]: block row and block column of each slot."""
