@@ -205,11 +205,14 @@ def _with_layers_in_config(save_pretrained: Any) -> Any:
         if next(sparse_layers(self), None) is None:
             return save_pretrained(self, *args, **kwargs)
         _check_saveable(self)
+        before = vars(self.config).copy()
         self.config.quantization_config = BlockSparseConfig.of(self)
         try:
             return save_pretrained(self, *args, **kwargs)
         finally:
             del self.config.quantization_config
+            if "quantization_config" in before:
+                self.config.quantization_config = before["quantization_config"]
 
     return wrapper
 

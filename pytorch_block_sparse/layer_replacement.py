@@ -115,6 +115,8 @@ def new_layer(
     layer.values.requires_grad_(weight.requires_grad)
     if layer.bias is not None:
         layer.bias.requires_grad_(like.bias.requires_grad)
+    # What densify() makes of it again.
+    layer.dense_type = getattr(like, "dense_type", nn.Linear) if isinstance(like, BlockSparseLinear) else type(like)
     return layer.train(like.training)
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,20 @@ def test_meta_model_is_filled(model, saved, sparse):
     assert other.head.weight is other.embed.weight, "ties of the model survive"
     assert torch.equal(other.hidden, model.hidden), "a buffer outside the state dict"
     assert torch.equal(other(TOKENS), model(TOKENS))
+
+
+def test_tensors_go_where_the_model_is(model, saved, device):
+    other = load_sparse(saved, dense_net().to(device))
+    assert {tensor.device.type for tensor in (*other.parameters(), *other.buffers())} == {device.type}
+    torch.testing.assert_close(other(TOKENS.to(device)).cpu(), model(TOKENS))
+    with torch.device("meta"):
+        other = Net(sparse=False).eval()
+    load_sparse(saved, other, device=device)
+    assert {tensor.device.type for tensor in (*other.parameters(), *other.buffers())} == {device.type}
+    assert other.first.pattern == model.first.pattern
+    assert {tensor.device.type for tensor in load_sparse(saved, device=device).values()} == {device.type}
+    save_sparse(other, saved)
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in load_sparse(saved).items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -476,6 +491,32 @@ def test_a_truncated_file_is_refused(saved, keep):
     with pytest.raises(BlockSparseError, match=r"safetensors: truncated, or no safetensors file"):
         load_sparse(saved, other)
     assert_same(before, contents(other))
+
+
+def test_random_damage_is_refused_or_harmless(saved):
+    """Bytes changed anywhere in the file: the package's own error and an untouched model, or a valid load."""
+    path = next(saved.glob("*.safetensors"))
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        for _ in range(chance.choice((1, 2, 5))):
+            place = chance.randrange(header if chance.random() < 0.7 else len(data))
+            damaged[place] = (
+                ord(chance.choice('0123456789"{}[],:a')) if chance.random() < 0.7 else chance.randrange(256)
+            )
+        path.write_bytes(damaged)
+        other = Net(sparse=False)
+        before = contents(other)
+        try:
+            load_sparse(path, other)
+        except BlockSparseError as error:
+            assert str(path) in str(error)
+            assert_same(before, contents(other))
+            refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", '{"format": "pytorch_block_sparse"}', "[" * 100000])

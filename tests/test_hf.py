@@ -1,7 +1,9 @@
 """save_pretrained and from_pretrained of models with BlockSparseLinear layers."""
 
 import copy
+import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import pytorch_block_sparse.hf
 from pytorch_block_sparse import BlockSparseError, BlockSparseLinear, cli
+from pytorch_block_sparse.optional import MissingPackageError
 
 transformers.logging.disable_progress_bar()
 
@@ -256,6 +259,19 @@ def test_a_tied_layer_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(BlockSparseError, match=r"layer 'lm_head' is block sparse, but config.tie_word_embeddings"):
         model.save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pytorch_block_sparse.hf")
+    monkeypatch.setitem(sys.modules, "transformers.quantizers.auto", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'pytorch_block_sparse\[transformers\]'"):
+        importlib.import_module("pytorch_block_sparse.hf")
+
+
+def test_conv1d_is_remembered(tmp_path):
+    sparse_model("gpt2").save_pretrained(tmp_path)
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert model.transformer.h[0].mlp.c_fc.dense_type is transformers.pytorch_utils.Conv1D
 
 
 def test_info_shows_a_pretrained_directory(tmp_path, capsys):
