@@ -201,6 +201,22 @@ def test_data_takes_the_models_dtype_and_meta_takes_the_files(model, tmp_path):
         assert other.first.values.dtype == other.plain.weight.dtype == torch.bfloat16
 
 
+def test_a_layer_of_another_activation_is_replaced(model, saved):
+    other = Net(sparse=True).eval()
+    other.last = BlockSparseLinear(24, 24, block_shape=(8, 8), density=1.0, activation="gelu").eval()
+    load_sparse(saved, other)
+    assert other.last.activation == "relu" and torch.equal(other(TOKENS), model(TOKENS))
+
+
+def test_what_is_frozen_stays_frozen(saved):
+    other = dense_net()
+    other.first.weight.requires_grad_(False)
+    other.last.bias.requires_grad_(False)
+    load_sparse(saved, other)
+    trained = [layer.values.requires_grad for layer in (other.first, other.last)]
+    assert trained == [False, True] and (other.first.bias.requires_grad, other.last.bias.requires_grad) == (True, False)
+
+
 def test_without_a_model_a_state_dict_comes_back(model, saved):
     state = load_sparse(saved)
     expected = model.state_dict()

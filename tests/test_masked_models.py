@@ -175,6 +175,13 @@ def test_mask_scores(method, threshold, kept, key):
     torch.testing.assert_close(model["encoder"]["dense"](X), expected)
 
 
+def test_what_is_pruned_is_zero_whatever_it_was():
+    state = scored_state(SCORES)
+    state["encoder.dense.weight"][0, 0] = float("inf")
+    dense, _ = apply_mask_scores(state, 0.34)
+    assert dense["encoder.dense.weight"][0, 0] == 0 and torch.isfinite(dense["encoder.dense.weight"]).all()
+
+
 def test_scores_of_rows_and_columns():
     rows, cols = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.5, 1.0])
     _, patterns = apply_mask_scores(scored_state(rows, cols), 0.5)
