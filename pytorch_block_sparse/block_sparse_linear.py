@@ -252,6 +252,51 @@ class BlockSparseLinear(nn.Module):
         self.rewire(slots, after.block_coords[slots])
         return slots
 
+    def resize_to(self, mask: Tensor) -> Tensor:
+        """Stores the blocks of ``mask`` (bool [R, C]), which may be fewer or more: the same Parameter, another nnz.
+
+        Kept blocks come first, in the order of their slots; new ones follow in row order, filled with zeros. The
+        values' gradient is dropped. Where nnz stays, :meth:`rewire_to` leaves kept blocks in their slots.
+
+        Returns:
+            int64 [k]: the former slots of the kept blocks, which are now the slots 0 to k - 1.
+
+        Raises:
+            BlockSparseError: ``mask`` is not the block grid, or ``values`` is no ordinary tensor (FSDP shards it).
+        """
+        if type(self.values.data) is not Tensor:
+            raise BlockSparseError(
+                f"values must be an ordinary tensor to resize, got {type(self.values.data).__name__}"
+            )
+        before = self.pattern
+        after = BlockPattern.from_mask(mask, before.block_shape, before.shape)
+        keys = before.block_coords.long() @ torch.tensor((before.grid_shape[1], 1), device="cpu")
+        wanted = after.mask().flatten()
+        kept = wanted[keys].nonzero()[:, 0]
+        wanted[keys] = False
+        coords = torch.cat((before.block_coords[kept], wanted.view(before.grid_shape).nonzero()))
+        pattern = BlockPattern.from_coords(coords, before.shape, before.block_shape)
+        kept = kept.to(self.values.device)
+        with torch.no_grad():
+            values = self.values.data.new_zeros((pattern.nnz, *pattern.block_shape))
+            values[: kept.numel()] = self.values.data[kept]
+        self._replace_values(values)
+        self._install(pattern)
+        return kept
+
+    def _replace_values(self, values: Tensor) -> None:
+        """Gives the Parameter, which optimizers and hooks hold, ``values`` [nnz, bh, bw] with another nnz."""
+        self.values.grad = None
+        if type(self.values.data) is Tensor:
+            # A graph that still lives, as that of the last step's loss does, holds the parameter's gradient
+            # accumulator, which remembers the former shape. Only a change of dtype makes PyTorch forget it.
+            other = torch.float32 if values.dtype == torch.float64 else torch.float64
+            self.values.data = values.new_empty(0, dtype=other)
+        self.values.data = values
+        if not self.values.is_inference():
+            torch.autograd.graph.increment_version(self.values)  # what an old graph has saved is no longer there
+        self.block_coords = self.block_coords.new_empty((values.shape[0], 2))
+
     def _install(self, pattern: BlockPattern) -> None:
         """Makes ``pattern`` the layer's own and writes its coordinates to the buffer."""
         with torch.no_grad():
@@ -316,10 +361,7 @@ class BlockSparseLinear(nn.Module):
             error_msgs.append(f"{prefix}: {error}")
             return
         if pattern.nnz != self.values.shape[0]:
-            # The same Parameter, so that optimizers and hooks that hold it see the new blocks.
-            self.values.data = self.values.data.new_empty((pattern.nnz, *pattern.block_shape))
-            self.values.grad = None
-            self.block_coords = self.block_coords.new_empty((pattern.nnz, 2))
+            self._replace_values(self.values.data.new_empty((pattern.nnz, *pattern.block_shape)))
         super()._load_from_state_dict(
             {prefix + name: entry for name, entry in entries.items()},
             prefix,

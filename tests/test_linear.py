@@ -12,7 +12,7 @@ from cases import DTYPES, dtype_id, past_edges, permuted
 from torch import nn
 from torch.nn import functional
 
-from pytorch_block_sparse import BlockPattern, BlockSparseLinear, BlockSparseMatrix
+from pytorch_block_sparse import BlockPattern, BlockSparseError, BlockSparseLinear, BlockSparseMatrix
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 
@@ -446,3 +446,45 @@ def test_rewire_between_forward_and_backward_keeps_the_recorded_pattern(device):
     layer.rewire([0], free_places(layer)[:1])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("density", [1 / 12, 0.25, 0.75, 1.0])
+def test_resize_to_keeps_the_parameter_and_the_kept_blocks(density, device):
+    layer = make_layer(device)
+    values, before, old = layer.values, layer.values.detach().clone(), layer.pattern
+    mask = BlockPattern.random((14, 9), density, (4, 4)).mask()
+    kept = layer.resize_to(mask)
+    stays = mask[tuple(old.block_coords.long().unbind(1))]
+    assert kept.tolist() == stays.nonzero()[:, 0].tolist()
+    assert layer.values is values and torch.equal(layer.pattern.mask(), mask)
+    assert torch.equal(layer.pattern.block_coords[: len(kept)], old.block_coords[kept.cpu()])
+    assert torch.equal(values[: len(kept)], before[kept]) and not values[len(kept) :].any()
+    x = torch.randn(5, 9, dtype=torch.float64, device=device)
+    torch.testing.assert_close(layer(x), functional.linear(x, dense_weight(layer), layer.bias))
+
+
+@pytest.mark.parametrize("x_needs_gradient", [True, False], ids=["both", "values-only"])
+@pytest.mark.parametrize("resize", ["resize_to", "load_state_dict"])
+def test_a_resized_layer_trains_on_while_an_old_graph_lives(resize, x_needs_gradient, device):
+    """The last step's loss is usually alive in the next forward; an old graph must not write an old gradient."""
+    layer = make_layer(device)
+    x = torch.randn(5, 9, dtype=torch.float64, device=device, requires_grad=x_needs_gradient)
+    old = layer(x).sum()
+    if resize == "resize_to":
+        layer.resize_to(torch.eye(4, 3) > 0)
+    else:
+        layer.load_state_dict(BlockSparseLinear(9, 14, pattern=torch.eye(4, 3) > 0, block_shape=(4, 4)).state_dict())
+    layer(x).sum().backward()
+    assert layer.values.grad.shape == (3, 4, 4)
+    found = layer.values.grad.clone()
+    with pytest.raises(RuntimeError):
+        old.backward()
+    assert torch.equal(layer.values.grad, found)
+
+
+def test_resize_to_refuses_another_grid(device):
+    layer = make_layer(device)
+    state = copy.deepcopy(layer.state_dict())
+    with pytest.raises(BlockSparseError, match=r"mask must be the block grid \(4, 3\)"):
+        layer.resize_to(torch.ones(3, 4, dtype=torch.bool))
+    assert all(torch.equal(entry, layer.state_dict()[name]) for name, entry in state.items())
