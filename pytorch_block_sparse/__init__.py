@@ -2,12 +2,13 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import ops
+from . import ops, training
 from .block_sparse import BlockSparseMatrix
 from .block_sparse_linear import BlockSparseLinear
 from .checkpoint import load_sparse, save_sparse
 from .errors import BlockSparseError
 from .pattern import BlockPattern
+from .training import SparseOptimizer
 
 try:
     __version__ = version("pytorch_block_sparse")
@@ -19,7 +20,9 @@ __all__ = [
     "BlockSparseError",
     "BlockSparseLinear",
     "BlockSparseMatrix",
+    "SparseOptimizer",
     "load_sparse",
     "ops",
     "save_sparse",
+    "training",
 ]

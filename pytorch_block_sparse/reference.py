@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from .pattern import BlockPattern
 
-_ACTIVATIONS = {
+ACTIVATION_FUNCTIONS = {
     None: lambda pre: pre,
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -48,7 +48,7 @@ def linear(
 ) -> Tensor:
     """activation(x Wᵀ + bias): x [..., I], values [nnz, bh, bw], bias [O] -> float64 [..., O]."""
     pre = x.double() @ dense_weight(values, pattern).t()
-    return _ACTIVATIONS[activation](pre if bias is None else pre + bias.double())
+    return ACTIVATION_FUNCTIONS[activation](pre if bias is None else pre + bias.double())
 
 
 def input_grad(dy: Tensor, values: Tensor, pattern: BlockPattern) -> Tensor:

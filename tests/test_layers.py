@@ -28,6 +28,7 @@ PYTHON_LAYERS = (
     {"checkpoint_file", "masked_models"},
     {"checkpoint_plan"},
     {"checkpoint", "hf"},
+    {"training"},
     {"__init__"},
     {"cli"},
     {"__main__"},
