@@ -74,8 +74,8 @@ class SparseOptimizer(Optimizer):
     A learning-rate scheduler takes the inner optimizer or this one, whose ``param_groups`` are the inner ones' own.
     Under ``torch.distributed`` the first rank decides, from gradients summed over all ranks. Where the density falls,
     make the SparseOptimizer before ``DistributedDataParallel`` wraps ``model``: a hook then averages the values'
-    gradients, also after :meth:`detach`. RigL needs the layers' forward to run eagerly, not compiled, in the steps that
-    update the pattern.
+    gradients, also after :meth:`detach`. Where the model is compiled, RigL needs an eager forward at the steps that
+    update the pattern: ``torch.compiler.set_stance("force_eager")`` where :attr:`gradient_is_due`.
 
     Args:
         model: its sparse layers that require a gradient and hold a block are trained; the others are left alone.
@@ -149,7 +149,7 @@ class SparseOptimizer(Optimizer):
                 layer.values.new_zeros(layer.pattern.nnz, dtype=_score_dtype(layer)).detach()
                 if method.drop_signal == "movement"
                 else None,
-                GradientTap(layer, self._gradient_is_due) if method.grow_signal == "gradient" else None,
+                GradientTap(layer, lambda: self.gradient_is_due) if method.grow_signal == "gradient" else None,
             )
             for name, layer in layers.items()
         ]
@@ -202,6 +202,11 @@ class SparseOptimizer(Optimizer):
     def densities(self) -> dict[str, float]:
         """Stored blocks over all blocks, by layer."""
         return {entry.name: entry.layer.density for entry in self._entries}
+
+    @property
+    def gradient_is_due(self) -> bool:
+        """Whether the next step grows blocks by the gradient, so that its forward passes have to run eagerly."""
+        return self.method.grow_signal == "gradient" and self._fraction(self._steps + 1) > 0
 
     # What an optimizer has
 
@@ -409,9 +414,6 @@ class SparseOptimizer(Optimizer):
 
     def _fraction(self, step: int) -> float:
         return self.method.fraction_at(step) if step % self.method.interval == 0 else 0.0
-
-    def _gradient_is_due(self) -> bool:
-        return self._fraction(self._steps + 1) > 0
 
     @torch.no_grad()
     def _update(self) -> None:
