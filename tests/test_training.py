@@ -7,6 +7,8 @@ import io
 import math
 import time
 import warnings
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -245,22 +247,57 @@ def test_movement_tells_shrinking_from_growing_blocks():
     assert kept == {MovementPruning: [[0, 1]], MagnitudePruning: [[0, 0]]}
 
 
+@dataclass(frozen=True)
+class MovementSET:
+    """A method of one's own: drop by movement, grow anywhere."""
+
+    interval: int = 2
+    drop_signal: ClassVar = "movement"
+    grow_signal: ClassVar = "random"
+
+    def fraction_at(self, step: int) -> float:
+        return 0.5
+
+
+@pytest.mark.parametrize("held_twice", [False, True])
+def test_a_method_of_ones_own_and_what_begins_anew_with_a_block(held_twice):
+    """The movement of a moved block begins at zero, as its gradient; one step counts once, however many hold it."""
+    model, data = make_model(), batches(3)
+    inner = [torch.optim.SGD(model.parameters(), 0.01) for _ in range(1 + held_twice)]
+    optimizer = SparseOptimizer(model, inner, method=MovementSET())
+    score = torch.zeros(model[0].pattern.nnz, dtype=torch.float64)
+    for step, (x, target) in enumerate(data, 1):
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), target).backward()
+        score -= (model[0].values.grad * model[0].values.detach()).sum((1, 2))
+        coords = model[0].block_coords.clone()
+        optimizer.step()
+        moved = (model[0].block_coords != coords).any(1)
+        assert moved.any() == (step == 2)
+        if moved.any():
+            assert moved.sum() == optimizer.last_update[0].moved
+            assert score[moved].max() <= score[~moved].max()
+            assert not model[0].values.grad[moved].any() and model[0].values.grad[~moved].any((1, 2)).all()
+        score[moved] = 0
+        torch.testing.assert_close(optimizer.state_dict()["layers"]["0"]["movement"], score)
+
+
 def test_density_follows_the_schedule_by_layer():
     model = make_model(density=1.0)
     optimizer = SparseOptimizer(
         model,
         torch.optim.Adam(model.parameters()),
         method=MagnitudePruning(interval=4),
-        schedule={"2": CubicDensity(0.25, begin=4, end=13)},
+        schedule={"2": CubicDensity(0.25, begin=4, end=15)},
     )
     densities = []
-    for x, target in batches(15):
-        train(model, optimizer, [(x, target)])
+    for batch in batches(17):
+        train(model, optimizer, [batch])
         densities.append(optimizer.densities["2"])
-    grid = model[2].pattern.grid_shape
-    cells = grid[0] * grid[1]
-    at = lambda step: round(CubicDensity(0.25, begin=4, end=13).density(step, 1.0) * cells) / cells  # noqa: E731
-    assert densities == [1.0] * 7 + [at(8)] * 4 + [at(12), at(13), at(13), at(13)]
+    cells = model[2].pattern.mask().numel()
+    at = {step: round((0.25 + 0.75 * (1 - (step - 4) / 11) ** 3) * cells) / cells for step in (8, 12, 15)}
+    assert densities == [1.0] * 7 + [at[8]] * 4 + [at[12]] * 3 + [at[15]] * 3
+    assert at[12] > at[15] == 0.25, "the last step is an update, though it is no multiple of the interval"
     assert optimizer.densities["0"] == 1.0
 
 
@@ -503,8 +540,8 @@ def test_grad_scaler_and_autocast():
 
 @each_method
 def test_a_resumed_training_is_bitwise_the_same(method, schedule):
-    def start():
-        model = make_model(seed=int(torch.randint(1000, ())))
+    def start(density=0.5):
+        model = make_model(int(torch.randint(1000, ())), density)
         optimizers = [
             torch.optim.AdamW([*model[0].parameters(), *model[1].parameters()], 0.01),
             torch.optim.SGD(model[2].parameters(), 0.01, momentum=0.9),
@@ -527,7 +564,7 @@ def test_a_resumed_training_is_bitwise_the_same(method, schedule):
 
     file.seek(0)
     torch.rand(5)
-    resumed = start()
+    resumed = start(density=0.3 if schedule is not None else 0.5)  # the state knows where the density began
     for part, state in zip(resumed, torch.load(file, weights_only=True), strict=True):
         part.load_state_dict(state)
     assert resumed[1].steps == 7
