@@ -130,7 +130,11 @@ def test_twenty_steps_are_those_of_masked_dense_training(kind):
     model, data = make_model(), batches(20)
     twin = MaskedTwin(model)
     adamw = torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1)
-    method = RigL(stop=16, interval=4, fraction=0.5) if kind == "RigL" else MagnitudePruning(interval=4)
+    method = {
+        "static": SET(interval=4, stop=0),
+        "RigL": RigL(stop=16, interval=4, fraction=0.5),
+        "cubic": MagnitudePruning(interval=4),
+    }[kind]
     schedule = CubicDensity(0.15, end=16) if kind == "cubic" else None
     optimizer = SparseOptimizer(model, adamw, method=method, schedule=schedule)
     cells = {i: mask.numel() for i, mask in twin.masks.items()}
@@ -663,6 +667,7 @@ def tied() -> nn.Module:
             {"schedule": {"7": CubicDensity(0.5, end=3)}},
             r"schedule must name sparse layers that are trained, got \['7'\]",
         ),
+        ({"method": MagnitudePruning()}, "schedule must let the density fall with MagnitudePruning, .* got None"),
         ({"generator": 5}, "generator must be a torch.Generator on the CPU, got 5"),
         ({"optimizers": [torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])]}, "got LBFGS"),
         ({"optimizers": ["Adam"]}, r"optimizer must be a torch\.optim\.Optimizer, got str"),

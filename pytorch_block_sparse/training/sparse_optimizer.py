@@ -81,7 +81,8 @@ class SparseOptimizer(Optimizer):
         model: its sparse layers that require a gradient and hold a block are trained; the others are left alone.
         optimizers: one or several; more can be attached later.
         method: :class:`SET`, :class:`RigL`, :class:`MagnitudePruning` or :class:`MovementPruning`.
-        schedule: how the density falls, of all layers or by layer name; constant where not given.
+        schedule: how the density falls, of all layers or by layer name; constant where not given. The two pruning
+            methods need one.
         generator: CPU generator for random growth; if not given, one that follows ``torch.manual_seed``.
         process_group: the ranks that train copies of the model; all of them if not given.
 
@@ -125,6 +126,11 @@ class SparseOptimizer(Optimizer):
         for position, optimizer in enumerate(optimizers):
             self._check_attachable(optimizer, optimizers[:position])
         resized = {name: layer for name, layer in layers.items() if schedules[name].end > 0}
+        if method.grow_signal is None and not resized:
+            raise BlockSparseError(
+                f"schedule must let the density fall with {type(method).__name__}, which only removes blocks, "
+                f"got {schedule!r}"
+            )
         replicas = Replicas(process_group)
         if resized and replicas.size > 1 and isinstance(model, DistributedDataParallel):
             raise BlockSparseError(
