@@ -8,6 +8,7 @@ from .block_sparse_linear import BlockSparseLinear
 from .checkpoint import load_sparse, save_sparse
 from .errors import BlockSparseError
 from .pattern import BlockPattern
+from .sparsify import BlockSparseModelPatcher, SparsifyReport, densify, distill, sparsify
 from .training import SparseOptimizer
 
 try:
@@ -20,9 +21,14 @@ __all__ = [
     "BlockSparseError",
     "BlockSparseLinear",
     "BlockSparseMatrix",
+    "BlockSparseModelPatcher",
     "SparseOptimizer",
+    "SparsifyReport",
+    "densify",
+    "distill",
     "load_sparse",
     "ops",
     "save_sparse",
+    "sparsify",
     "training",
 ]

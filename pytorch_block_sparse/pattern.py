@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import numbers
+import os
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from .checks import INT32_MAX, check_int, check_integers, check_mask, check_pair
 from .errors import BlockSparseError
 from .pattern_index import PatternIndex, build_packed_index, copy_to_device, unpack_index
+from .plotting import draw_blocks, new_figure
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -353,6 +355,26 @@ class BlockPattern:
         heights = (self.shape[0] - rows * self.block_shape[0]).clamp_(max=self.block_shape[0])
         widths = (self.shape[1] - cols * self.block_shape[1]).clamp_(max=self.block_shape[1])
         return int((heights * widths).sum())
+
+    def plot(self, path: str | os.PathLike[str] | None = None, axes: Any = None) -> Any:
+        """Draws the block grid, stored blocks in colour.
+
+        Args:
+            path: write an image there; the suffix chooses the format.
+            axes: matplotlib axes to draw on; those of a new figure if not given.
+
+        Returns:
+            The axes.
+
+        Raises:
+            BlockSparseError: matplotlib is not installed.
+        """
+        if axes is None:
+            axes = new_figure().subplots()
+        draw_blocks(axes, self.mask(), f"{self.shape} in blocks of {self.block_shape}, density {self.density:.4g}")
+        if path is not None:
+            axes.figure.savefig(path, dpi=120)
+        return axes
 
     @on_cpu
     def validate(self) -> None:

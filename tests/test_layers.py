@@ -16,13 +16,14 @@ PACKAGE = ROOT / "pytorch_block_sparse"
 # A module or subpackage imports from the lines above its own, never from its own line or below. Every one has a line.
 PYTHON_LAYERS = (
     {"errors"},
-    {"checks", "optional"},
-    {"pattern_index"},
+    {"checks", "extras", "optional", "text"},
+    {"pattern_index", "plotting"},
     {"pattern"},
     {"pattern_input", "blocks", "reference", "native"},
     {"ops", "state_dicts", "array_interop"},
     {"block_sparse"},
     {"block_sparse_linear"},
+    {"sparsify"},
     {"layer_record"},
     {"layer_replacement", "checkpoint_format", "pretrained_config"},
     {"checkpoint_file", "masked_models"},
