@@ -367,7 +367,7 @@ class BlockPattern:
             The axes.
 
         Raises:
-            BlockSparseError: matplotlib is not installed.
+            MissingPackageError: matplotlib is not installed.
         """
         if axes is None:
             axes = new_figure().subplots()

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .extras import import_extra
+from .optional import require
 
 STORED = "#1f6feb"
 ABSENT = "#eef1f5"
@@ -14,12 +14,12 @@ ABSENT = "#eef1f5"
 
 def new_figure(**options: Any) -> Any:
     """A ``matplotlib.figure.Figure`` that needs no display and leaves pyplot's state alone."""
-    return import_extra("matplotlib.figure", "plot", "a plot").Figure(layout="constrained", **options)
+    return require("matplotlib.figure", "plot").Figure(layout="constrained", **options)
 
 
 def draw_blocks(axes: Any, mask: Tensor, title: str) -> None:
     """Draws a block grid, bool [R, C], stored blocks in colour."""
-    colors = import_extra("matplotlib.colors", "plot", "a plot")
+    colors = require("matplotlib.colors", "plot")
     axes.imshow(
         mask.numpy(), cmap=colors.ListedColormap([ABSENT, STORED]), vmin=0, vmax=1, aspect="auto", interpolation="none"
     )

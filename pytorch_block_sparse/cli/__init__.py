@@ -1,4 +1,4 @@
-"""The command line: ``info`` and ``benchmark``. One module a command, each with ``add_arguments`` and ``run``."""
+"""The command line. One module a command, each with ``add_arguments`` and ``run``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from ..errors import BlockSparseError
-from . import benchmark, info
+from . import benchmark, info, sparsify
 
-_COMMANDS = {"info": info, "benchmark": benchmark}
+_COMMANDS = {"info": info, "benchmark": benchmark, "sparsify": sparsify}
 
 
 def build_parser() -> argparse.ArgumentParser:

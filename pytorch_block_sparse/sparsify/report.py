@@ -102,7 +102,7 @@ class SparsifyReport:
         """Draws the block map, density and error of every layer to an image file.
 
         Raises:
-            BlockSparseError: matplotlib is not installed.
+            MissingPackageError: matplotlib is not installed.
         """
         from .report_plot import plot_report
 
