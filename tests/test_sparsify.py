@@ -534,6 +534,26 @@ def test_shared_inputs_and_repeated_calls_are_calibrated():
     assert output_error(model, dense, batches) < 0.8 * output_error(plain, dense, batches)
 
 
+def test_an_input_changed_in_place_between_two_layers_is_not_shared():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            x = x + 0
+            y = self.first(x)
+            return y + self.second(x.relu_())
+
+    model, batches = InPlace(), [torch.randn(64, 16)]
+    found = sparsify(model, 0.5, block_shape=BLOCK, calibration=batches, refit=False, inplace=False)
+    second = found.model.second
+    with torch.no_grad():
+        x = batches[0].relu()
+        expected = float((second(x) - model.second(x)).norm() / model.second(x).norm())
+    assert found.layers[1].output_error == pytest.approx(expected, rel=1e-4)
+
+
 def test_few_tokens_and_dead_inputs_are_survived():
     model = mlp()
     x = torch.randn(3, 40)

@@ -117,12 +117,13 @@ def trace_stages(model: nn.Module, batch: Batch, targets: Sequence[TargetLayer])
     Raises:
         BlockSparseError: the model does not run some of the layers on this batch.
     """
-    reads: dict[str, list[int]] = {}
+    reads: dict[str, list[tuple[int, int]]] = {}
     alive: list[Tensor] = []  # a freed tensor's id could come back
 
     def remember(name: str, x: Tensor) -> None:
         alive.append(x)
-        reads.setdefault(name, []).append(id(x))
+        # The version too: between two reads an in-place operation may have changed it.
+        reads.setdefault(name, []).append((id(x), 0 if x.is_inference() else x._version))
 
     with torch.no_grad(), _watch(targets, remember):
         run_batch(model, batch)
@@ -132,7 +133,7 @@ def trace_stages(model: nn.Module, batch: Batch, targets: Sequence[TargetLayer])
             f"calibration must run every layer to convert, but its first batch does not reach {', '.join(missing)}; "
             "see exclude"
         )
-    stages: dict[tuple[int, ...], list[str]] = {}
+    stages: dict[tuple[tuple[int, int], ...], list[str]] = {}
     for name, inputs in reads.items():
         stages.setdefault(tuple(inputs), []).append(name)
     return [Stage(tuple(names), len(inputs)) for inputs, names in stages.items()]
