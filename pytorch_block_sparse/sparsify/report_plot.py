@@ -42,7 +42,7 @@ def plot_report(report: SparsifyReport, path: str | os.PathLike[str]) -> None:
         error.set(title="relative error of the output, on the calibration inputs")
     for axes in (density, error):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 __all__ = ["plot_report"]
