@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from .block_sparse import BlockSparseMatrix
 from .block_sparse_linear import BlockSparseLinear
+from .dense_layers import dense_weight
 from .errors import BlockSparseError
 from .layer_record import LayerRecord, sparse_layers
-from .layer_replacement import check_fits, dense_weight, new_layer, set_module
+from .layer_replacement import check_fits, new_layer, set_module
 from .optional import require
 from .pretrained_config import QUANT_METHOD, config_of_records, records_of_config
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .block_sparse_linear import BlockSparseLinear
+from .dense_layers import dense_weight
 from .errors import BlockSparseError
 from .layer_record import LayerRecord
 from .pattern import BlockPattern
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D, a linear layer with a transposed weight [I, O]; without importing it."""
-    return any(
-        base.__name__ == "Conv1D" and base.__module__.partition(".")[0] == "transformers"
-        for base in type(module).__mro__
-    )
-
-
-def dense_weight(module: nn.Module | None) -> Tensor | None:
-    """The weight of a dense linear layer as [O, I] (a view), or None if the module is none."""
-    if module is not None and is_conv1d(module):
-        return module.weight.detach().t()
-    return module.weight.detach() if isinstance(module, nn.Linear) else None
 
 
 def as_linear(module: nn.Module) -> nn.Linear:

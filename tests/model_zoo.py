@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from pytorch_block_sparse import BlockSparseLinear
-from pytorch_block_sparse.layer_replacement import as_linear, dense_weight, is_conv1d, set_module
+from pytorch_block_sparse import BlockSparseLinear, sparsify
+from pytorch_block_sparse.dense_layers import dense_weight, is_conv1d
 
 BLOCK = (16, 8)
 VOCABULARY = 60
@@ -117,11 +117,8 @@ def dense_layers(model: nn.Module, skip: tuple[str, ...] = ()) -> list[str]:
 
 def make_sparse(dense: nn.Module, density: float, skip: tuple[str, ...] = ()) -> nn.Module:
     """A copy with the strongest blocks of every dense layer."""
-    model = copy.deepcopy(dense)
-    for path in dense_layers(dense, skip):
-        linear = as_linear(model.get_submodule(path))
-        set_module(model, path, BlockSparseLinear.from_linear(linear, density=density, block_shape=BLOCK))
-    return model
+    names = [re.escape(path) for path in dense_layers(dense, skip)]
+    return sparsify(dense, density, block_shape=BLOCK, include=names, inplace=False).model
 
 
 def masks(dense: nn.Module, sparse: nn.Module) -> dict[str, Tensor]:

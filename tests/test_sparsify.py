@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from pytorch_block_sparse import BlockPattern, BlockSparseError, BlockSparseLinear, densify, sparsify
 from pytorch_block_sparse.sparsify import magnitude, movement, taylor
@@ -16,19 +15,6 @@ from pytorch_block_sparse.sparsify.calibration import Moments
 from pytorch_block_sparse.sparsify.reconstruction import build_regression, refit, removal_costs
 
 BLOCK = (8, 8)
-
-
-class Conv1D(nn.Module):
-    """As transformers' own: y = x W + b with W [I, O]."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf, self.nx = nf, nx
-        self.weight = nn.Parameter(torch.randn(nx, nf))
-        self.bias = nn.Parameter(torch.randn(nf))
-
-    def forward(self, x):
-        return linear(x, self.weight.t(), self.bias)
 
 
 class Attention(nn.Module):
@@ -153,6 +139,7 @@ def test_a_shared_module_stays_shared():
 
 
 def test_conv1d_goes_and_comes_back():
+    Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
     model = nn.Sequential(Conv1D(48, 24), nn.ReLU(), nn.Linear(48, 8))
     dense, x = copy.deepcopy(model), torch.randn(7, 24)
     sparsify(model, 1.0, block_shape=BLOCK)

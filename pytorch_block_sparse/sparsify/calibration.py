@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks import to_grid
+from ..dense_layers import is_conv1d
 from ..errors import BlockSparseError
-from .layers import TargetLayer, is_conv1d
+from .layers import TargetLayer
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 Loss = Callable[[Any, Batch], Tensor]

@@ -15,6 +15,7 @@ from .. import text
 from ..block_sparse import strongest_blocks
 from ..block_sparse_linear import BlockSparseLinear
 from ..blocks import gather_blocks, scatter_blocks
+from ..dense_layers import is_conv1d
 from ..errors import BlockSparseError
 from ..pattern import BlockPattern
 from . import allocation as allocations
@@ -30,7 +31,7 @@ from .calibration import (
     trace_stages,
 )
 from .importance import Importance, LayerContext, as_importance
-from .layers import Selector, TargetLayer, is_conv1d, module_places, select_layers
+from .layers import Selector, TargetLayer, module_places, select_layers
 from .reconstruction import Regression, build_regression, relative_output_error
 from .reconstruction import refit as solve
 from .report import LayerReport, SparsifyReport

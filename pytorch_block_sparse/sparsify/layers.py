@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..checks import check_pair
+from ..dense_layers import dense_weight, is_conv1d
 from ..errors import BlockSparseError
 from ..pattern import block_grid, blocks_at_density
 
@@ -63,17 +64,6 @@ class TargetLayer:
     def cells(self) -> int:
         """Blocks of the grid."""
         return self.grid_shape[0] * self.grid_shape[1]
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """Whether this is transformers' ``Conv1D``, a linear layer whose weight is stored as [I, O]."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and isinstance(module.weight, Tensor)
-
-
-def dense_weight(module: nn.Module) -> Tensor:
-    """The weight of a ``Linear`` or ``Conv1D`` as [O, I], outside autograd, sharing memory."""
-    weight = module.weight.detach()
-    return weight.t() if is_conv1d(module) else weight
 
 
 def module_places(model: nn.Module) -> dict[nn.Module, list[Place]]:
@@ -245,4 +235,4 @@ def _unfit(module: nn.Module, places: list[Place], owners: dict[int, list[str]])
     return None
 
 
-__all__ = ["Selector", "TargetLayer", "dense_weight", "is_conv1d", "matches", "module_places", "select_layers"]
+__all__ = ["Selector", "TargetLayer", "matches", "module_places", "select_layers"]

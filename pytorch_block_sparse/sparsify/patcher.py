@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..block_sparse_linear import BlockSparseLinear
+from ..dense_layers import is_conv1d
 from ..errors import BlockSparseError
 from .convert import sparsify
-from .layers import is_conv1d, module_places
+from .layers import module_places
 from .report import SparsifyReport
 
 _SETTINGS = {"density", "block_shape", "pseudo_linear"}
