@@ -35,10 +35,10 @@ from pytorch_block_sparse.cli.environment import pick_device
 from pytorch_block_sparse.cli.text import table
 from pytorch_block_sparse.training import RigL
 
-CONTEXT = 128  # characters
-BATCH = 8
+CONTEXT = 64  # characters
+BATCH = 12
 HELD_OUT_SHARE = 0.05
-EVALUATION_BATCHES = 8
+EVALUATION_BATCHES = 16
 EVALUATIONS = 20  # in a training
 COLORS = {"dense": "#9aa5b1", "static": "#d1652d", "RigL": "#1f6feb"}
 
@@ -183,9 +183,9 @@ def train(
 ) -> Run:
     model = make_model(name, vocabulary, options)
     run = Run(name, sum(parameter.numel() for parameter in model.blocks.parameters()))
-    optimizer = torch.optim.AdamW(model.parameters(), options.learning_rate, weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), options.learning_rate, (0.9, 0.99), fused=True)
     if name == "RigL":
-        interval = max(1, options.steps // 40)
+        interval = max(1, options.steps // 10)  # time for new blocks to grow before the next comparison
         optimizer = SparseOptimizer(
             model, optimizer, method=RigL(stop=max(1, options.steps * 3 // 4), interval=interval)
         )
@@ -281,12 +281,12 @@ def plot(runs: list[Run], options: argparse.Namespace) -> Path:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--steps", type=int, default=500, help="of each of the three trainings")
+    add("--steps", type=int, default=1000, help="of each of the three trainings")
     add("--density", type=float, default=0.25, help="share of the blocks that the sparse models store")
     add("--block", type=int, default=16, help="side of a block")
-    add("--width", type=int, default=256, help="of the model, a multiple of 64")
+    add("--width", type=int, default=192, help="of the model, a multiple of 64")
     add("--layers", type=int, default=4, help="transformer blocks")
-    add("--learning-rate", type=float, default=2e-3)
+    add("--learning-rate", type=float, default=1e-3)
     add("--characters", type=int, default=600_000, help="training text")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--output", type=Path, default=Path(__file__).parent / "output", help="folder for the plot")
