@@ -40,7 +40,7 @@ from tqdm import tqdm
 from pytorch_block_sparse import BlockSparseError, BlockSparseLinear
 from pytorch_block_sparse.cli.environment import pick_device
 from pytorch_block_sparse.cli.measure import interleave
-from pytorch_block_sparse.cli.text import table
+from pytorch_block_sparse.text import table
 
 MAX_TOKENS = 64
 BATCH = 32  # sentences, for embedding

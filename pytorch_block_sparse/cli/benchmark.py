@@ -34,9 +34,9 @@ from .. import ops
 from ..blocks import gather_blocks, scatter_blocks
 from ..errors import BlockSparseError
 from ..pattern import BlockPattern
+from ..text import progress, table
 from . import environment
 from .measure import interleave
-from .text import progress, table
 
 SUMMARY = "ours against dense"
 PEERS = ("bsr", "float32")

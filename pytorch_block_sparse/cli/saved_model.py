@@ -12,7 +12,7 @@ from ..checkpoint_format import DESCRIPTION_FILE
 from ..errors import BlockSparseError
 from ..layer_record import LayerRecord
 from ..pretrained_config import QUANT_METHOD, records_of_config
-from .text import table
+from ..text import table
 
 _COORDINATE_BYTES = 2 * 4  # a block's row and column, int32
 
