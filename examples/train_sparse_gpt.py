@@ -185,10 +185,9 @@ def train(
     run = Run(name, sum(parameter.numel() for parameter in model.blocks.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), options.learning_rate, (0.9, 0.99), fused=True)
     if name == "RigL":
-        interval = max(1, options.steps // 10)  # time for new blocks to grow before the next comparison
-        optimizer = SparseOptimizer(
-            model, optimizer, method=RigL(stop=max(1, options.steps * 3 // 4), interval=interval)
-        )
+        # In so short a training few and rare moves do better: a new block needs time to grow, and begins at zero.
+        interval, stop = max(1, options.steps // 10), max(1, options.steps * 3 // 4)
+        optimizer = SparseOptimizer(model, optimizer, method=RigL(stop=stop, interval=interval, fraction=0.1))
     warm_up = max(1, options.steps // 20)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
