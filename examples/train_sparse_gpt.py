@@ -26,13 +26,13 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from pytorch_block_sparse.text import table
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
 from pytorch_block_sparse import BlockSparseError, BlockSparseLinear, SparseOptimizer
 from pytorch_block_sparse.cli.environment import pick_device
+from pytorch_block_sparse.text import table
 from pytorch_block_sparse.training import RigL
 
 CONTEXT = 64  # characters
