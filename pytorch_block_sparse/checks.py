@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 
 import torch
@@ -62,3 +63,9 @@ def check_mask(name: str, value: object) -> Tensor:
             f"{name} must be a bool grid of 2 dimensions, got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         )
     return tensor.detach().cpu()
+
+
+def check_share(name: str, value: object) -> None:
+    """Raises :class:`BlockSparseError` unless ``value`` is a number in (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+        raise BlockSparseError(f"{name} must be a number in (0, 1], got {value!r}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .errors import BlockSparseError
+
 
 def is_conv1d(module: nn.Module) -> bool:
     """Whether it is transformers' Conv1D, a linear layer with a transposed weight [I, O]; without importing it."""
@@ -18,3 +20,21 @@ def dense_weight(module: nn.Module | None) -> Tensor | None:
     if module is not None and is_conv1d(module):
         return module.weight.detach().t()
     return module.weight.detach() if isinstance(module, nn.Linear) else None
+
+
+def as_linear(module: nn.Module) -> nn.Linear:
+    """An ``nn.Linear`` that holds the parameters' data of a dense linear layer; of a Conv1D a transposed view.
+
+    Raises:
+        BlockSparseError: the module is neither ``nn.Linear`` nor transformers' Conv1D.
+    """
+    weight = dense_weight(module)
+    if weight is None:
+        raise BlockSparseError(f"module must be torch.nn.Linear or transformers' Conv1D, got {type(module).__name__}")
+    if isinstance(module, nn.Linear):
+        return module
+    linear = nn.Linear(weight.shape[1], weight.shape[0], module.bias is not None, device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
+    if module.bias is not None:
+        linear.bias = module.bias
+    return linear.train(module.training)

@@ -12,24 +12,6 @@ from .layer_record import LayerRecord
 from .pattern import BlockPattern
 
 
-def as_linear(module: nn.Module) -> nn.Linear:
-    """An ``nn.Linear`` that holds the parameters' data of a dense linear layer; of a Conv1D a transposed view.
-
-    Raises:
-        BlockSparseError: the module is neither ``nn.Linear`` nor transformers' Conv1D.
-    """
-    weight = dense_weight(module)
-    if weight is None:
-        raise BlockSparseError(f"module must be torch.nn.Linear or transformers' Conv1D, got {type(module).__name__}")
-    if isinstance(module, nn.Linear):
-        return module
-    linear = nn.Linear(weight.shape[1], weight.shape[0], module.bias is not None, device="meta", dtype=weight.dtype)
-    linear.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
-    if module.bias is not None:
-        linear.bias = module.bias
-    return linear.train(module.training)
-
-
 def check_fits(record: LayerRecord, module: nn.Module | None) -> None:
     """Raises:
     BlockSparseError: the recorded layer cannot stand where ``module`` is; the message names the layer.

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from .block_sparse import BlockSparseMatrix
 from .block_sparse_linear import BlockSparseLinear
 from .checks import check_pair
-from .dense_layers import dense_weight, is_conv1d
+from .dense_layers import as_linear, dense_weight, is_conv1d
 from .errors import BlockSparseError
-from .layer_replacement import as_linear, set_module
+from .layer_replacement import set_module
 from .pattern import BlockPattern
 from .pattern_input import DEFAULT_BLOCK_SHAPE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import numbers
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .checks import INT32_MAX, check_int, check_integers, check_mask, check_pair
+from .checks import INT32_MAX, check_int, check_integers, check_mask, check_pair, check_share
 from .errors import BlockSparseError
 from .pattern_index import PatternIndex, build_packed_index, copy_to_device, unpack_index
 from .plotting import draw_blocks, new_figure
@@ -40,8 +39,7 @@ def blocks_at_density(density: float, cells: int) -> int:
     Raises:
         BlockSparseError: density is no number in (0, 1].
     """
-    if isinstance(density, bool) or not isinstance(density, numbers.Real) or not 0 < density <= 1:
-        raise BlockSparseError(f"density must be a number in (0, 1], got {density!r}")
+    check_share("density", density)
     return max(1, round(density * cells))
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "sparsify_minilm.py"
@@ -23,11 +24,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def demo():
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("sparsify_minilm", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def test_demo_prints_its_table_and_draws_its_plot(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import load_script
 
 from pytorch_block_sparse import BlockSparseLinear
 
@@ -26,11 +27,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def example():
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("train_sparse_gpt", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def test_example_trains_three_models_and_draws_their_curves(tmp_path):

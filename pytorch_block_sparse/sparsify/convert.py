@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from .. import text
 from ..block_sparse import strongest_blocks
 from ..block_sparse_linear import BlockSparseLinear
 from ..blocks import gather_blocks, scatter_blocks
-from ..dense_layers import is_conv1d
+from ..dense_layers import as_linear
 from ..errors import BlockSparseError
 from ..pattern import BlockPattern
 from . import allocation as allocations
@@ -299,11 +298,9 @@ def _bias(target: TargetLayer) -> Tensor | None:
 
 
 def _sparse_layer(target: TargetLayer, pattern: BlockPattern) -> BlockSparseLinear:
-    module, linear = target.module, target.module
-    if is_conv1d(module):
-        linear = types.SimpleNamespace(weight=module.weight.t(), bias=module.bias, training=module.training)
+    linear = as_linear(target.module)
     layer = BlockSparseLinear.from_linear(linear, pattern=pattern, activation=target.activation)
-    layer.dense_type = type(module)  # for densify()
+    layer.dense_type = type(target.module)  # for densify()
     return layer
 
 

@@ -18,8 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from ..checks import check_int
-from .schedules import check_share
+from ..checks import check_int, check_share
 
 
 class Method(Protocol):
@@ -112,18 +111,11 @@ class RigL:
 
 
 @dataclass(frozen=True)
-class MagnitudePruning:
-    """The blocks with the lowest norm go, as the density schedule falls, and none come.
-
-    Source: Zhu and Gupta, 2017, arXiv:1710.01878; with the block's norm in place of the weight's size.
-
-    Args:
-        interval: steps between two updates; also the schedule's last step is one.
-    """
+class _Pruning:
+    """Blocks go as the density schedule falls, and none come; which ones, ``drop_signal`` of the subclass says."""
 
     interval: int = 100
 
-    drop_signal: ClassVar = "magnitude"
     grow_signal: ClassVar = None
 
     def __post_init__(self) -> None:
@@ -135,7 +127,20 @@ class MagnitudePruning:
 
 
 @dataclass(frozen=True)
-class MovementPruning:
+class MagnitudePruning(_Pruning):
+    """The blocks with the lowest norm go, as the density schedule falls, and none come.
+
+    Source: Zhu and Gupta, 2017, arXiv:1710.01878; with the block's norm in place of the weight's size.
+
+    Args:
+        interval: steps between two updates; also the schedule's last step is one.
+    """
+
+    drop_signal: ClassVar = "magnitude"
+
+
+@dataclass(frozen=True)
+class MovementPruning(_Pruning):
     """The blocks that training moves towards zero go, as the density schedule falls, and none come.
 
     A block's score is S = - sum over the steps t of <W(t), dL/dW(t)>: it rises while the weights grow. It suits the
@@ -149,14 +154,4 @@ class MovementPruning:
         interval: steps between two updates; also the schedule's last step is one.
     """
 
-    interval: int = 100
-
     drop_signal: ClassVar = "movement"
-    grow_signal: ClassVar = None
-
-    def __post_init__(self) -> None:
-        check_int("interval", self.interval, 1)
-
-    def fraction_at(self, step: int) -> float:
-        """0: blocks go because the density falls, and for no other reason."""
-        return 0.0

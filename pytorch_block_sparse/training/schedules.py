@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..checks import check_int
-from ..errors import BlockSparseError
+from ..checks import check_int, check_share
 
 
 class DensitySchedule(Protocol):
@@ -80,9 +78,3 @@ class CubicDensity:
             return initial
         left = 1 - (min(max(step, self.begin), self.end) - self.begin) / (self.end - self.begin)
         return self.final + (initial - self.final) * left**3
-
-
-def check_share(name: str, value: object) -> None:
-    """Raises :class:`BlockSparseError` unless ``value`` is a number in (0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
-        raise BlockSparseError(f"{name} must be a number in (0, 1], got {value!r}")

@@ -60,6 +60,20 @@ void pack_columns(const Stored* in, int64_t ldi, int64_t begin, int64_t end, int
   }
 }
 
+// One vector of columns of two rows, as pairs. `columns` are valid from `in` on, and `rows` of the two; the rest is
+// zero.
+template <class Isa>
+[[gnu::always_inline]] inline Bits<Isa> row_pairs(const BFloat16* in, int64_t ldi, int64_t rows, int64_t columns) {
+  constexpr int64_t lanes = kLanes<Isa, float>;
+  const auto row_bits = [](const BFloat16* row, int64_t count) {
+    if (count >= lanes) return load_half_bits<Isa>(row);
+    BFloat16 part[lanes] = {};
+    if (count > 0) std::memcpy(part, row, count * sizeof(BFloat16));
+    return load_half_bits<Isa>(part);
+  };
+  return row_bits(in, rows > 0 ? columns : 0) | (row_bits(in + ldi, rows > 1 ? columns : 0) << 16);
+}
+
 // The same with two rows in one: row r of the panels is the pairs of rows 2 r and 2 r + 1 of `in`, and begin, end and
 // rows count pairs.
 template <class Isa, int Vectors>
@@ -67,21 +81,13 @@ void pack_pair_columns(const BFloat16* in, int64_t ldi, int64_t begin, int64_t e
                        int64_t padded, float* out) {
   constexpr int64_t lanes = kLanes<Isa, float>;
   constexpr int64_t width = Vectors * lanes;
-  const auto low_bits = [](const BFloat16* p, int64_t count) {
-    if (count >= lanes) return load_half_bits<Isa>(p);
-    BFloat16 part[lanes] = {};
-    if (count > 0) std::memcpy(part, p, count * sizeof(BFloat16));
-    return load_half_bits<Isa>(part);
-  };
   for (int64_t first = 0; first < padded; first += width) {
     const int64_t panel_width = lesser(width, padded - first);
     for (int64_t row = begin; row < end; ++row) {
       const BFloat16* even = in + 2 * row * ldi + first;
       float* to = out + first * rows + row * panel_width;
       for (int64_t j = 0; j < panel_width; j += lanes) {
-        const int64_t valid = columns - first - j;
-        const Bits<Isa> pairs = low_bits(even + j, valid) | (low_bits(even + ldi + j, valid) << 16);
-        store<Isa, float>(to + j, (Floats<Isa>)pairs);
+        store<Isa, float>(to + j, (Floats<Isa>)row_pairs<Isa>(even + j, ldi, 2, columns - first - j));
       }
     }
   }

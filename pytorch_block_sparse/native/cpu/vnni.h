@@ -20,7 +20,7 @@ struct Vnni {
                               BFloat16* out) {
     for (int64_t row = 0; row < k; row += 2) {
       for (int64_t column = 0; column < n; column += kLanes, out += 2 * kLanes) {
-        store_bits(out, pairs(in + row * ldi + column, ldi, rows - row, columns - column));
+        store_bits(out, row_pairs<Isa>(in + row * ldi + column, ldi, rows - row, columns - column));
       }
     }
   }
@@ -33,7 +33,7 @@ struct Vnni {
         Bits<Isa> square[kLanes];
         for (int64_t i = 0; i < kLanes; ++i) {
           const int64_t at = row + 2 * i;
-          square[i] = pairs(in + at * ldi + column, ldi, rows - at, columns - column);
+          square[i] = row_pairs<Isa>(in + at * ldi + column, ldi, rows - at, columns - column);
         }
         transpose<kLanes / 2>(square);
         for (int64_t i = 0; i < kLanes; ++i) store_bits(out + (column + i) * ldo + row, square[i]);
@@ -44,18 +44,6 @@ struct Vnni {
  private:
   static void store_bits(BFloat16* out, Bits<Isa> v) {
     store<Isa, float>(reinterpret_cast<float*>(out), (Floats<Isa>)v);
-  }
-
-  // One vector of each of two rows, as pairs.
-  static Bits<Isa> pairs(const BFloat16* in, int64_t ldi, int64_t rows, int64_t columns) {
-    return row_bits(in, rows > 0 ? columns : 0) | (row_bits(in + ldi, rows > 1 ? columns : 0) << 16);
-  }
-
-  static Bits<Isa> row_bits(const BFloat16* in, int64_t columns) {
-    if (columns >= kLanes) return load_half_bits<Isa>(in);
-    BFloat16 lanes[kLanes] = {};
-    if (columns > 0) std::memcpy(lanes, in, columns * sizeof(BFloat16));
-    return load_half_bits<Isa>(lanes);
   }
 };
 
