@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 
 #include "cpu/cpu_kernels.h"
@@ -327,11 +328,33 @@ Tensor linear_main_grad(const Tensor& x, const Tensor& values, const std::option
   return linear<run>(x, values, bias, index, geometry, activation);
 }
 
-Tensor bias_grad(const Tensor& dy) {
+// dy [..., O] as [T, O]
+Tensor bias_grad_rows(const Tensor& dy) {
   parse_dtype("dy", dy);
   TORCH_CHECK_VALUE(dy.dim() >= 1, "dy must be [..., out_features], got ", dy.sizes());
-  return dy.dim() == 1 ? dy.clone() : at::sum(dy.reshape({-1, dy.size(-1)}), {0});
+  return dy.dim() == 2 ? dy : dy.reshape({dy.numel() / std::max<int64_t>(dy.size(-1), 1), dy.size(-1)});
 }
+
+Tensor bias_grad(const Tensor& dy) { return at::sum(bias_grad_rows(dy), {0}); }
+
+#ifdef BLOCK_SPARSE_WITH_CUDA
+// PyTorch's own sum takes float64, and rows that are not contiguous (an expanded gradient) without a copy.
+Tensor bias_grad_cuda(const Tensor& dy) {
+  const Tensor rows = bias_grad_rows(dy);
+  if (dy.scalar_type() == at::kDouble || rows.numel() == 0 || rows.stride(1) != 1) return at::sum(rows, {0});
+  Tensor db = at::empty({rows.size(1)}, dy.options());
+  const c10::DeviceGuard guard(dy.device());
+  cuda::bias_grad({
+      .dtype = parse_dtype("dy", dy),
+      .tokens = rows.size(0),
+      .features = rows.size(1),
+      .output_gradient = rows.const_data_ptr(),
+      .output_gradient_stride = rows.stride(0),
+      .bias_gradient = db.mutable_data_ptr(),
+  });
+  return db;
+}
+#endif
 
 // The Hopper kernels' work lists of a pattern, from its packed index.
 Tensor work_lists(const Tensor& index, at::IntArrayRef geometry_list) {
@@ -386,7 +409,7 @@ TORCH_LIBRARY_IMPL(pytorch_block_sparse, CUDA, m) {
   m.impl("linear_main_grad", linear_main_grad<cuda::dense_sparse>);
   m.impl("weight_grad", weight_grad<cuda::sparse_support>);
   m.impl("weight_grad_accumulate_", weight_grad_accumulate_<cuda::sparse_support>);
-  m.impl("bias_grad", bias_grad);
+  m.impl("bias_grad", bias_grad_cuda);
 #else
   m.impl("linear", no_cuda<const Tensor&, const Tensor&, const std::optional<Tensor>&, const Tensor&, at::IntArrayRef,
                            c10::string_view>);

@@ -77,4 +77,10 @@ void sparse_support(const SparseSupportProblem& problem) {
   check_launch(launch_block_task_back(problem, float32_precision(), workspace.get(), device, stream));
 }
 
+void bias_grad(const BiasGradProblem& problem) {
+  const DeviceProperties device{checked_device().multiProcessorCount};
+  const c10::DataPtr workspace = allocate(bias_grad_workspace(problem, device));
+  check_launch(launch_bias_grad(problem, workspace.get(), device, at::cuda::getCurrentCUDAStream()));
+}
+
 }  // namespace block_sparse::cuda

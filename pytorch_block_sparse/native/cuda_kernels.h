@@ -49,4 +49,10 @@ size_t block_task_back_workspace(const SparseSupportProblem& problem, const Devi
 const char* launch_block_task_back(const SparseSupportProblem& problem, Float32Precision precision, void* workspace,
                                    const DeviceProperties& device, cudaStream_t stream);
 
+// Column sums, for float32, bfloat16 and float16 and at least one token. `workspace`: bias_grad_workspace bytes,
+// 256-byte aligned; 0 where the tokens are not split.
+size_t bias_grad_workspace(const BiasGradProblem& problem, const DeviceProperties& device);
+const char* launch_bias_grad(const BiasGradProblem& problem, void* workspace, const DeviceProperties& device,
+                             cudaStream_t stream);
+
 }  // namespace block_sparse
