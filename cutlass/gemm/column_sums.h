@@ -38,6 +38,17 @@ struct ColumnSumsConfig {
   static constexpr int kMinBlocks = 3;  // thread blocks per multiprocessor
 };
 
+// Adds neighbours by halves; kCount is a power of two. `terms` are overwritten.
+template <int kCount>
+CUTE_DEVICE float tree_sum(float (&terms)[kCount]) {
+  CUTE_UNROLL
+  for (int width = kCount / 2; width > 0; width /= 2) {
+    CUTE_UNROLL
+    for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+  }
+  return terms[0];
+}
+
 // The sums of one thread's kVector columns over rows `row`, row + row_step, ... below `end`. kWhole: all columns exist,
 // else `valid` of them.
 template <class Config, bool kWhole>
@@ -66,15 +77,10 @@ CUTE_DEVICE void sum_rows(const ColumnSumsParams& params, int64_t row, int64_t e
     }
     CUTE_UNROLL
     for (int j = 0; j < kVector; ++j) {
-      float tree[kBatch];
+      float terms[kBatch];
       CUTE_UNROLL
-      for (int i = 0; i < kBatch; ++i) tree[i] = float(loaded[i][j]);
-      CUTE_UNROLL
-      for (int width = kBatch / 2; width > 0; width /= 2) {
-        CUTE_UNROLL
-        for (int i = 0; i < width; ++i) tree[i] += tree[i + width];
-      }
-      run[j] += tree[0];
+      for (int i = 0; i < kBatch; ++i) terms[i] = float(loaded[i][j]);
+      run[j] += tree_sum(terms);
     }
     if (batch % Config::kRun == 0 || row + kBatch * kRowStep >= end) {
       CUTE_UNROLL
@@ -111,9 +117,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
   for (int j = 0; j < kVector; ++j) shared[warp / kWide][own_column + j] = sums[j];
   __syncthreads();
   for (int c = thread; c < kColumns && first_column + c < params.columns; c += Config::kThreads) {
-    float total = 0.f;
+    float parts[kRowStep];
     CUTE_UNROLL
-    for (int part = 0; part < kRowStep; ++part) total += shared[part][c];
+    for (int i = 0; i < kRowStep; ++i) parts[i] = shared[i][c];
+    const float total = tree_sum(parts);
     if (params.partials != nullptr) {
       params.partials[blockIdx.y * params.partial_columns + first_column + c] = total;
     } else {
@@ -125,7 +132,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 constexpr int kSplitSumsThreads = 256;
 constexpr int kSplitSumsQuads = 8;  // of columns, in a thread block: few, so that many multiprocessors take part
 
-// The groups of threads take the splits in turn, and their sums are added in order.
+// The groups of threads take the splits in turn.
 template <class Element>
 __global__ void __launch_bounds__(kSplitSumsThreads) split_sums(const float* partials,  // [splits, partial_columns]
                                                                 int splits, int64_t partial_columns, int64_t columns,
@@ -147,9 +154,10 @@ __global__ void __launch_bounds__(kSplitSumsThreads) split_sums(const float* par
   __syncthreads();
   const int c = threadIdx.x;
   if (c >= 4 * kSplitSumsQuads || first_column + c >= columns) return;
-  float sum = 0.f;
-  for (int part = 0; part < min(kGroups, splits); ++part) sum += shared[part][c];
-  result[first_column + c] = Element(sum);
+  float parts[kGroups];
+  CUTE_UNROLL
+  for (int i = 0; i < kGroups; ++i) parts[i] = shared[i][c];
+  result[first_column + c] = Element(tree_sum(parts));
 }
 
 }  // namespace block_sparse
