@@ -240,8 +240,12 @@ class BlockSparseLinear(nn.Module):
                 given, zeros in float32 (float64 for float64).
 
         Raises:
-            BlockSparseError: ``main_grad`` does not fit; nothing is changed then.
+            BlockSparseError: ``main_grad`` does not fit, or ``values`` is sharded; nothing is changed then.
         """
+        if enabled and type(self.values.data) is not Tensor:
+            raise BlockSparseError(
+                f"values must be an ordinary tensor to have a main_grad, got {type(self.values.data).__name__}"
+            )
         if main_grad is not None:
             if not enabled:
                 raise BlockSparseError("main_grad must be None where enabled is False")

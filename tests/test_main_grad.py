@@ -368,6 +368,18 @@ def test_what_does_not_fit_is_refused(main_grad, message, device):
     assert layer.main_grad is None and not hasattr(layer.values, "main_grad")
 
 
+def test_values_that_are_no_ordinary_tensor_are_refused(device):
+    """As FSDP's shards."""
+
+    class Sharded(torch.Tensor):
+        pass
+
+    layer = make_layer(device)
+    layer.values = nn.Parameter(layer.values.detach().as_subclass(Sharded))
+    with pytest.raises(BlockSparseError, match="values must be an ordinary tensor"):
+        layer.accumulate_main_grad()
+
+
 def test_a_forgotten_tensor_is_an_error(device):
     layer = make_layer(device)
     layer.accumulate_main_grad()
