@@ -154,7 +154,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], output: Path) -> None:
-    """Time against T, and its ratio to the time of T rounded up, of every operator."""
+    """Time of a token against T, and the ratio of T's time to that of T rounded up, of every operator."""
     import matplotlib
 
     matplotlib.use("Agg")  # needs no display
@@ -164,10 +164,11 @@ def draw(result: dict[str, Any], output: Path) -> None:
     for operator, block in dict.fromkeys((row["operator"], row["block"]) for row in result["sweep"]):
         rows = [row for row in result["sweep"] if (row["operator"], row["block"]) == (operator, block)]
         tokens = [row["tokens"] for row in rows]
-        times.plot(tokens, [row["ms"] for row in rows], marker=".", label=f"{operator}, {block}x{block} blocks")
+        each = [1e6 * row["ms"] / row["tokens"] for row in rows]
+        times.plot(tokens, each, marker=".", label=f"{operator}, {block}x{block} blocks")
         ratios.plot(tokens, [row["over"] for row in rows], marker=".")
     times.set_yscale("log")
-    times.set_ylabel("ms")
+    times.set_ylabel("ns a token")
     times.legend(fontsize=8)
     ratios.axhline(1.1, color="black", linewidth=1, linestyle="--")
     ratios.set_ylabel(f"over the time of T rounded up to {STEP}")

@@ -45,6 +45,7 @@ def interleave(
     device: torch.device | str = "cpu",
     seconds: float = 1.0,
     repeats: int | None = None,
+    flushes: int = 1,
 ) -> Timings:
     """Times functions in turn: a, b, a, b, ...
 
@@ -56,8 +57,10 @@ def interleave(
         device: where they run.
         seconds: stop after this time, and after 3 rounds at least.
         repeats: this many rounds instead, whatever they take; at least 2.
+        flushes: how often the L2 cache is flushed before a call. Each takes some 60 µs, in which the host runs ahead:
+            functions of many kernels need more of them, else what is timed is the host.
     """
-    timer = _cuda_timer(torch.device(device)) if torch.device(device).type == "cuda" else _cpu_timer
+    timer = _cuda_timer(torch.device(device), flushes) if torch.device(device).type == "cuda" else _cpu_timer
     samples: dict[str, list[float]] = {name: [] for name in functions}
 
     def one_round() -> None:
@@ -121,13 +124,14 @@ def _cpu_timer(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _cuda_timer(device: torch.device) -> Callable[[Callable[[], object]], float]:
+def _cuda_timer(device: torch.device, flushes: int) -> Callable[[Callable[[], object]], float]:
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)  # several times the L2 cache of any GPU
 
     def timer(function: Callable[[], object]) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         # Filling takes longer than launching a kernel, so the host's work hides behind it.
-        flush.zero_()
+        for _ in range(flushes):
+            flush.zero_()
         begin.record()
         function()
         end.record()
