@@ -13,6 +13,7 @@ from .block_sparse import BlockSparseMatrix, strongest_blocks
 from .blocks import clear_past_edges, gather_blocks, to_grid
 from .checks import check_int, check_pair
 from .errors import BlockSparseError
+from .main_grad import check_main_grad, fitted_main_grad, new_main_grad
 from .pattern import BlockPattern, block_grid, blocks_at_density
 from .pattern_input import DEFAULT_BLOCK_SHAPE, as_pattern
 from .state_dicts import to_native
@@ -50,6 +51,8 @@ class BlockSparseLinear(nn.Module):
 
     Raises:
         BlockSparseError: an argument is out of range, or contradicts the pattern.
+
+    :meth:`accumulate_main_grad` makes the backward add the values' gradient to ``values.main_grad``, in float32.
 
     Under ``DistributedDataParallel`` pass ``broadcast_buffers=False``, else every step rewrites ``block_coords`` and
     has it checked.
@@ -105,6 +108,7 @@ class BlockSparseLinear(nn.Module):
         self.out_features, self.in_features = shape
         self.activation = activation
         self.verbose = verbose
+        self._accumulates_main_grad = False
         self.values = nn.Parameter(torch.empty((pattern.nnz, *pattern.block_shape), device=device, dtype=dtype))
         self.register_parameter(
             "bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
@@ -198,7 +202,69 @@ class BlockSparseLinear(nn.Module):
         # A compiled graph takes the index as it is: loading and moving refresh it (see _load_from_state_dict, _apply).
         if not torch.compiler.is_compiling():
             self._refresh()
-        return ops.linear(x, self.values, self._pattern, self.bias, self.activation)
+        return ops.linear(x, self.values, self._pattern, self.bias, self.activation, self.main_grad)
+
+    # The main gradient
+
+    @property
+    def main_grad(self) -> Tensor | None:
+        """What the backward adds the values' gradient to, ``values.main_grad``; None unless that is switched on."""
+        if not self._accumulates_main_grad:
+            return None
+        if (main_grad := _attached(self.values)) is None:
+            raise BlockSparseError("values.main_grad must be a tensor, got None: call accumulate_main_grad() again")
+        return main_grad
+
+    def accumulate_main_grad(self, enabled: bool = True, *, main_grad: Tensor | None = None) -> None:
+        """Switches the accumulation of the values' gradient in ``values.main_grad`` on or off; it is off at first.
+
+        While it is on, each backward adds the gradient of ``values`` to ``values.main_grad`` within the kernel that
+        computes it, summed in float32, and ``values.grad`` stays as it is; the gradients of x and bias are the usual
+        ones. This is Megatron's gradient accumulation fusion: over many micro-batches nothing is rounded to 16 bits,
+        and no gradient is written and read again. What it asks of you:
+
+        - Give the optimizer the gradient, as by ``layer.values.grad = layer.main_grad.to(layer.values.dtype)``.
+        - Call :meth:`zero_main_grad` between steps; ``zero_grad`` does not know ``main_grad``.
+        - Hooks on the gradient of ``values`` do not run, those of ``DistributedDataParallel`` included: reduce
+          ``main_grad`` yourself. ``values`` must be an ordinary tensor, so FSDP's shards do not serve.
+        - ``create_graph=True`` is an error.
+        - Where the layer is compiled, PyTorch raises an error if a second forward runs before the first's backward.
+
+        ``main_grad`` is in no state dict. It follows ``values`` to another device, to float64 and to another number of
+        blocks, then as a new tensor; loading leaves it alone where it still fits. A deep copy has zeros.
+
+        Args:
+            enabled: on or off; off forgets ``values.main_grad``.
+            main_grad: [nnz, bh, bw], contiguous, on the device of ``values``, float32 or the dtype of ``values``
+                (float64 for float64): a tensor of yours, a view of a larger buffer for example, taken as it is. If not
+                given, zeros in float32 (float64 for float64).
+
+        Raises:
+            BlockSparseError: ``main_grad`` does not fit, or ``values`` is sharded; nothing is changed then.
+        """
+        if enabled and type(self.values.data) is not Tensor:
+            raise BlockSparseError(
+                f"values must be an ordinary tensor to have a main_grad, got {type(self.values.data).__name__}"
+            )
+        if main_grad is not None:
+            if not enabled:
+                raise BlockSparseError("main_grad must be None where enabled is False")
+            check_main_grad(main_grad, self.values)
+        if enabled:
+            self.values.main_grad = new_main_grad(self.values) if main_grad is None else main_grad
+        elif hasattr(self.values, "main_grad"):
+            del self.values.main_grad
+        self._accumulates_main_grad = bool(enabled)
+
+    def zero_main_grad(self) -> None:
+        """Sets ``values.main_grad`` to zero, where it is switched on."""
+        if (main_grad := self.main_grad) is not None:
+            main_grad.zero_()
+
+    def _keep_main_grad(self, main_grad: Tensor | None) -> None:
+        """After ``values`` has changed: ``main_grad``, what it was before, as it fits now."""
+        if self._accumulates_main_grad:
+            self.values.main_grad = fitted_main_grad(main_grad, self.values)
 
     # The pattern
 
@@ -287,6 +353,7 @@ class BlockSparseLinear(nn.Module):
     def _replace_values(self, values: Tensor) -> None:
         """Gives the Parameter, which optimizers and hooks hold, ``values`` [nnz, bh, bw] with another nnz."""
         self.values.grad = None
+        main_grad = _attached(self.values)
         if type(self.values.data) is Tensor:
             # A graph that still lives, as that of the last step's loss does, holds the parameter's gradient
             # accumulator, which remembers the former shape. Only a change of dtype makes PyTorch forget it.
@@ -296,6 +363,7 @@ class BlockSparseLinear(nn.Module):
         if not self.values.is_inference():
             torch.autograd.graph.increment_version(self.values)  # what an old graph has saved is no longer there
         self.block_coords = self.block_coords.new_empty((values.shape[0], 2))
+        self._keep_main_grad(main_grad)
 
     def _install(self, pattern: BlockPattern) -> None:
         """Makes ``pattern`` the layer's own and writes its coordinates to the buffer."""
@@ -330,8 +398,9 @@ class BlockSparseLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> BlockSparseLinear:
         self._refresh()
-        before = self.block_coords
+        before, main_grad = self.block_coords, _attached(self.values)
         super()._apply(fn, recurse)
+        self._keep_main_grad(main_grad)
         if self.block_coords is not before and not self.block_coords.is_meta:
             # to_empty() leaves the buffer uninitialised; the pattern is known, so the coordinates are written again.
             self._install(self._pattern)
@@ -342,6 +411,10 @@ class BlockSparseLinear(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own buffer, which its first forward compares with the pattern that it shares.
         return {**self.__dict__, "_seen": (None, 0)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"_accumulates_main_grad": False, **state})
+        self._keep_main_grad(_attached(self.values))
 
     def _load_from_state_dict(
         self,
@@ -362,6 +435,7 @@ class BlockSparseLinear(nn.Module):
             return
         if pattern.nnz != self.values.shape[0]:
             self._replace_values(self.values.data.new_empty((pattern.nnz, *pattern.block_shape)))
+        main_grad = _attached(self.values)
         super()._load_from_state_dict(
             {prefix + name: entry for name, entry in entries.items()},
             prefix,
@@ -371,6 +445,7 @@ class BlockSparseLinear(nn.Module):
             unexpected_keys,
             error_msgs,
         )
+        self._keep_main_grad(main_grad)
         self._pattern = pattern
         self._mark()
 
@@ -411,6 +486,10 @@ class BlockSparseLinear(nn.Module):
         if self.activation is not None:
             parts.append(f"activation={self.activation}")
         return ", ".join(parts)
+
+
+def _attached(values: Tensor) -> Tensor | None:
+    return getattr(values, "main_grad", None)
 
 
 def _version(tensor: Tensor) -> int:

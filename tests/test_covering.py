@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import DTYPES, Case, Operands, dtype_id, make_operands
-from test_operators import check_input_grad, check_linear, check_weight_grad
+from test_operators import check_bias_grad, check_input_grad, check_linear, check_weight_grad
 from torch import Tensor
 
 from pytorch_block_sparse import ops, reference
@@ -34,21 +34,27 @@ each_case = pytest.mark.parametrize("case", COVERING, ids=str)
 
 
 def products(o: Operands, device: torch.device) -> list[Tensor]:
-    """y, dx and dW, computed on ``device``, on the CPU."""
+    """y, dx, dW, 1 + dW added by the kernel, and db, computed on ``device``, on the CPU."""
     there = replace(o, **{name: getattr(o, name).to(device) for name in ("x", "values", "bias", "dy")})
+    ones = torch.ones_like(there.values, dtype=torch.float32 if o.x.dtype.itemsize == 2 else o.x.dtype)
     results = (
         ops.linear(there.x, there.values, there.pattern, there.bias),
         ops.input_grad(there.dy, there.values, there.pattern),
         ops.weight_grad(there.dy, there.x, there.pattern),
+        ops.weight_grad_accumulate_(ones, there.dy, there.x, there.pattern),
+        ops.bias_grad(there.dy),
     )
     return [result.cpu() for result in results]
 
 
 def check(o: Operands, device: torch.device) -> None:
-    y, dx, dw = products(o, device)
+    y, dx, dw, one_more, db = products(o, device)
     check_linear(y, o, o.bias)
     check_input_grad(dx, o)
     check_weight_grad(dw, o)
+    check_bias_grad(db, o)
+    rounding = 2 * torch.finfo(dw.dtype).eps
+    torch.testing.assert_close(one_more, 1 + dw.to(one_more.dtype), rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
@@ -80,5 +86,5 @@ def test_covering_tf32(case, device):
         reference.input_grad(o.dy, o.values, o.pattern),
         reference.weight_grad(o.dy, o.x, o.pattern),
     )
-    for result, expected in zip(ours, exact, strict=True):
+    for result, expected in zip(ours[:3], exact, strict=True):
         assert (result - expected).abs().max() <= 2e-3 * expected.abs().max()

@@ -22,7 +22,12 @@ def operands(device):
 
 
 def run_all(x, dy, values, pattern):
-    return ops.linear(x, values, pattern), ops.input_grad(dy, values, pattern), ops.weight_grad(dy, x, pattern)
+    return (
+        ops.linear(x, values, pattern),
+        ops.input_grad(dy, values, pattern),
+        ops.weight_grad(dy, x, pattern),
+        ops.bias_grad(dy),
+    )
 
 
 def test_graph_replay_computes_on_new_data(operands):
@@ -62,6 +67,37 @@ def test_a_device_that_is_not_current(operands):
     ):
         assert ours.device == torch.device("cuda:1")
         assert torch.equal(ours.to(first.device), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("tokens", "features"), [(1, 40), (3000, 40), (3000, 1000), (70, 1000)], ids=str)
+def test_bias_gradient_adds_in_one_order_whatever_the_alignment(tokens, features, dtype, device):
+    dy = torch.randn(tokens, features, device=device).to(dtype)
+    aligned = ops.bias_grad(dy)
+    for pad in ((0, 1), (1, 0), (8, 8), (3, 6)):
+        wider = torch.nn.functional.pad(dy, pad, value=torch.nan)
+        assert torch.equal(ops.bias_grad(wider[:, pad[0] : pad[0] + features]), aligned)
+
+
+def test_bias_gradient_of_more_elements_than_an_int32_counts(device):
+    if torch.cuda.mem_get_info(device)[0] < 8 << 30:
+        pytest.skip("needs 8 GB")
+    dy = torch.ones(33000, 65544, device=device, dtype=torch.bfloat16)
+    assert torch.equal(ops.bias_grad(dy), torch.full((65544,), 33000.0, device=device).bfloat16())
+
+
+def test_bias_gradient_in_a_graph_of_many_replays(device):
+    """The counters of the last thread block's sum must be ready again after each."""
+    dy = torch.randn(5000, 512, device=device)
+    expected = ops.bias_grad(dy)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sums = [ops.bias_grad(dy) for _ in range(3)]
+    for _ in range(20):
+        for tensor in sums:
+            tensor.zero_()
+        graph.replay()
+        assert all(torch.equal(tensor, expected) for tensor in sums)
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])

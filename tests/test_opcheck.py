@@ -16,7 +16,11 @@ def arguments(name: str, dtype: torch.dtype, device: torch.device, grad: bool) -
         return torch.randn(sizes, device=device).to(dtype).requires_grad_(grad)
 
     index, geometry = pattern.index(device), list(pattern.geometry)
+    sums = torch.zeros(pattern.nnz, 16, 16, device=device)
     return {
+        "linear_main_grad": (tensor(5, 24), tensor(pattern.nnz, 16, 16), tensor(40), sums, index, geometry, "gelu"),
+        "weight_grad-float32": (tensor(5, 40), tensor(5, 24), index, geometry, torch.float32),
+        "weight_grad_accumulate_": (sums, tensor(5, 40).detach(), tensor(5, 24).detach(), index, geometry),
         "linear": (tensor(2, 3, 24), tensor(pattern.nnz, 16, 16), tensor(40), index, geometry, "none"),
         "linear-no-bias": (tensor(5, 24), tensor(pattern.nnz, 16, 16), None, index, geometry),
         "linear-gelu": (tensor(5, 24), tensor(pattern.nnz, 16, 16), tensor(40), index, geometry, "gelu"),
@@ -28,7 +32,20 @@ def arguments(name: str, dtype: torch.dtype, device: torch.device, grad: bool) -
 
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no-grad"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_id)
-@pytest.mark.parametrize("name", ["linear", "linear-no-bias", "linear-gelu", "input_grad", "weight_grad", "bias_grad"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        "linear-no-bias",
+        "linear-gelu",
+        "linear_main_grad",
+        "input_grad",
+        "weight_grad",
+        "weight_grad-float32",
+        "weight_grad_accumulate_",
+        "bias_grad",
+    ],
+)
 def test_opcheck(name, dtype, grad, device):
     operator = getattr(OPERATORS, name.split("-")[0]).default
     torch.library.opcheck(operator, arguments(name, dtype, device, grad))
@@ -46,3 +63,9 @@ def test_schema_is_pure(name):
     schema = getattr(OPERATORS, name).default._schema
     assert not schema.is_mutable
     assert all(result.alias_info is None for result in schema.returns)
+
+
+def test_schema_of_the_accumulation_says_what_it_changes():
+    schema = OPERATORS.weight_grad_accumulate_.default._schema
+    assert [argument.name for argument in schema.arguments if argument.is_write] == ["out"]
+    assert not schema.returns

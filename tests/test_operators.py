@@ -131,9 +131,16 @@ def test_weight_grad(case, dtype, device):
 
 
 @each_dtype
-@pytest.mark.parametrize("tokens", [0, 1, 2, 17, 100, 1000], ids=lambda tokens: f"T{tokens}")
-def test_bias_grad(tokens, dtype, device):
-    o = make_operands(Case((50, 33), (7, 5), tokens=tokens), dtype, device)
+@pytest.mark.parametrize("features", [1, 50, 256, 1001, 1024], ids=lambda features: f"O{features}")
+@pytest.mark.parametrize("tokens", [0, 1, 2, 17, 100, 1000, 5003], ids=lambda tokens: f"T{tokens}")
+def test_bias_grad(tokens, features, dtype, device):
+    o = make_operands(Case((features, 3), (7, 5), tokens=tokens), dtype, device)
+    check_bias_grad(ops.bias_grad(o.dy), o)
+
+
+@each_dtype
+def test_bias_grad_of_many_terms_of_one_sign(dtype, device):
+    o = make_operands(Case((48, 1), (16, 16), tokens=100_000, data="negative"), dtype, device)
     check_bias_grad(ops.bias_grad(o.dy), o)
 
 

@@ -31,6 +31,7 @@ struct BlockTaskBackParams {
   int64_t input_stride;
   void* result;                  // [splits, nnz, bh, bw]
   bool result_float32;           // else of the operands' type
+  bool accumulate;               // adds to the result
   bool output_gradient_aligned;  // 16-byte vectors
   bool input_aligned;
   bool result_aligned;
@@ -178,10 +179,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
         CUTE_UNROLL
         for (int i = 0; i < kVector; ++i) values[i] = i < valid ? values[i] : 0.f;
         int64_t at = split_result + shared.piece_result[n / kUnit] + int64_t(m) * params.block_width + n % kUnit;
+        const auto store = [&](auto* result) {
+          if (params.accumulate) add_vector(result, values, params.result_aligned);
+          store_vector(result, values, kVector, params.result_aligned);
+        };
         if (params.result_float32) {
-          store_vector(static_cast<float*>(params.result) + at, values, kVector, params.result_aligned);
+          store(static_cast<float*>(params.result) + at);
         } else {
-          store_vector(static_cast<Element*>(params.result) + at, values, kVector, params.result_aligned);
+          store(static_cast<Element*>(params.result) + at);
         }
       });
 }
@@ -190,11 +195,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 template <class Output>
 __global__ void __launch_bounds__(256) reduce_splits(const float* partial,  // [splits, elements]
                                                      Output* result,        // [elements]
-                                                     int64_t elements, int splits) {
+                                                     int64_t elements, int splits, bool accumulate) {
   int64_t step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += step) {
     float sum = 0.f;
     for (int split = 0; split < splits; ++split) sum += partial[split * elements + i];
+    if (accumulate) sum += float(result[i]);
     result[i] = Output(sum);
   }
 }

@@ -66,6 +66,7 @@ struct GenericTaskBackParams {
   int64_t output_gradient_stride;
   const Element* input;  // x [T, I]
   int64_t input_stride;
+  bool accumulate;  // adds to the result
 };
 
 template <class Element, class Output>
@@ -87,6 +88,7 @@ __global__ void __launch_bounds__(256)
                Sum(params.input[token * params.input_stride + n]);
       }
     }
+    if (params.accumulate) sum += Sum(result[i]);
     result[i] = Output(sum);
   }
 }

@@ -53,6 +53,23 @@ CUTE_DEVICE void store_vector(Output* global, const float (&values)[kVector], in
   }
 }
 
+// Adds what a whole vector of outputs holds in memory.
+template <class Output, int kVector>
+CUTE_DEVICE void add_vector(const Output* global, float (&values)[kVector], bool aligned) {
+  cute::array_aligned<Output, kVector> before;
+  if (aligned) {
+    CUTE_UNROLL
+    for (int i = 0; i < int(kVector * sizeof(Output) / 16); ++i) {
+      reinterpret_cast<uint4*>(before.data())[i] = reinterpret_cast<const uint4*>(global)[i];
+    }
+  } else {
+    CUTE_UNROLL
+    for (int i = 0; i < kVector; ++i) before[i] = global[i];
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kVector; ++i) values[i] += float(before[i]);
+}
+
 // Hands a warp's accumulator to `visit(row, column, values)` in vectors of kVector neighbours. The tile goes through
 // shared memory, so that global stores are whole vectors and the loop over them needs no accumulator in registers.
 template <int kM, int kN>

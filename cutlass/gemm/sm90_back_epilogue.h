@@ -152,26 +152,34 @@ class BackEpilogue {
   template <bool kTransposed, bool kAccumulate>
   CUTE_DEVICE void store_wide(float (&sums)[8], Result* corner) const {
     const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    CUTE_UNROLL
-    for (int j = 0; j < 2; ++j) {
+    // sums[4 j + 2 i + k]
+    const auto address = [&](int j, int i, int k) {
+      return kTransposed ? corner + (8 * j + column + k) * block_width_ + 8 * i + row
+                         : corner + (8 * i + row) * block_width_ + 8 * j + column + k;
+    };
+    if constexpr (kAccumulate) {
+      // All loads come before the first store: the compiler cannot move them there.
+      float before[8];
       CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        float* pair = sums + 4 * j + 2 * i;
+      for (int at = 0; at < 8; at += kTransposed ? 1 : 2) {
+        const float* from = address(at / 4, at / 2 % 2, at % 2);
         if constexpr (kTransposed) {
-          CUTE_UNROLL
-          for (int k = 0; k < 2; ++k) {
-            float* address = corner + (8 * j + column + k) * block_width_ + 8 * i + row;
-            *address = kAccumulate ? *address + pair[k] : pair[k];
-          }
+          before[at] = __ldcg(from);
         } else {
-          auto* address = reinterpret_cast<float2*>(corner + (8 * i + row) * block_width_ + 8 * j + column);
-          float2 sum = make_float2(pair[0], pair[1]);
-          if constexpr (kAccumulate) {
-            const float2 before = __ldcg(address);
-            sum = make_float2(before.x + sum.x, before.y + sum.y);
-          }
-          asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(sum.x), "f"(sum.y) : "memory");
+          const float2 pair = __ldcg(reinterpret_cast<const float2*>(from));
+          before[at] = pair.x, before[at + 1] = pair.y;
         }
+      }
+      CUTE_UNROLL
+      for (int at = 0; at < 8; ++at) sums[at] += before[at];
+    }
+    CUTE_UNROLL
+    for (int at = 0; at < 8; at += kTransposed ? 1 : 2) {
+      float* to = address(at / 4, at / 2 % 2, at % 2);
+      if constexpr (kTransposed) {
+        *to = sums[at];
+      } else {
+        asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(sums[at]), "f"(sums[at + 1]) : "memory");
       }
     }
   }

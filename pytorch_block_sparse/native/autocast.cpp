@@ -31,15 +31,32 @@ struct Autocast {
     return ops::input_grad(cast(dy), cast(values), index, geometry);
   }
 
-  static Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry) {
+  static Tensor linear_main_grad(const Tensor& x, const Tensor& values, const std::optional<Tensor>& bias,
+                                 const Tensor& main_grad, const Tensor& index, at::IntArrayRef geometry,
+                                 c10::string_view activation) {
     const auto guard = below();
-    return ops::weight_grad(cast(dy), cast(x), index, geometry);
+    return ops::linear_main_grad(cast(x), cast(values), bias ? std::optional(cast(*bias)) : std::nullopt, main_grad,
+                                 index, geometry, activation);
+  }
+
+  static Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry,
+                            std::optional<at::ScalarType> out_dtype) {
+    const auto guard = below();
+    return ops::weight_grad(cast(dy), cast(x), index, geometry, out_dtype);
+  }
+
+  static void weight_grad_accumulate_(const Tensor& out, const Tensor& dy, const Tensor& x, const Tensor& index,
+                                      at::IntArrayRef geometry) {
+    const auto guard = below();
+    ops::weight_grad_accumulate_(out, cast(dy), cast(x), index, geometry);
   }
 
   static void add_to(torch::Library& m) {
     m.impl("linear", linear);
     m.impl("input_grad", input_grad);
+    m.impl("linear_main_grad", linear_main_grad);
     m.impl("weight_grad", weight_grad);
+    m.impl("weight_grad_accumulate_", weight_grad_accumulate_);
     m.impl("bias_grad", torch::CppFunction::makeFallthrough());
   }
 };

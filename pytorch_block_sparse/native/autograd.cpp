@@ -60,7 +60,37 @@ struct Linear : torch::autograd::Function<Linear> {
     if (!dy.defined()) return result;
     const Saved saved(ctx);
     if (ctx->needs_input_grad(0)) result[0] = ops::input_grad(dy, saved.second, saved.index, saved.geometry);
-    if (ctx->needs_input_grad(1)) result[1] = ops::weight_grad(dy, saved.first, saved.index, saved.geometry);
+    if (ctx->needs_input_grad(1)) result[1] = ops::weight_grad(dy, saved.first, saved.index, saved.geometry, {});
+    if (ctx->needs_input_grad(2)) result[2] = ops::bias_grad(dy);
+    return result;
+  }
+};
+
+// y = x Wᵀ + bias, with the values' gradient added to main_grad and returned to nobody.
+struct LinearMainGrad : torch::autograd::Function<LinearMainGrad> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& values, const std::optional<Tensor>& bias,
+                        const Tensor& main_grad, const Tensor& index, at::IntArrayRef geometry) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    save(ctx, x, values, index, geometry);
+    // Not as a saved variable: those must not change until the backward, and this one changes in every backward.
+    ctx->saved_data["main_grad"] = main_grad;
+    return ops::linear_main_grad(x, values, bias, main_grad, index, geometry, "none");
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Tensor& dy = grads[0];
+    variable_list result(6);
+    if (!dy.defined()) return result;
+    // What is added to main_grad has left the graph, so a derivative of this backward would lack it.
+    TORCH_CHECK_VALUE(!at::GradMode::is_enabled(),
+                      "create_graph must be False where main_grad accumulates the values' gradient: it has no "
+                      "derivative, and is not part of the graph. Call accumulate_main_grad(False) for higher orders");
+    const Saved saved(ctx);
+    if (ctx->needs_input_grad(0)) result[0] = ops::input_grad(dy, saved.second, saved.index, saved.geometry);
+    if (ctx->needs_input_grad(1)) {
+      ops::weight_grad_accumulate_(ctx->saved_data["main_grad"].toTensor(), dy, saved.first, saved.index,
+                                   saved.geometry);
+    }
     if (ctx->needs_input_grad(2)) result[2] = ops::bias_grad(dy);
     return result;
   }
@@ -83,7 +113,9 @@ struct InputGrad : torch::autograd::Function<InputGrad> {
     if (ctx->needs_input_grad(0)) {
       result[0] = ops::linear(ddx, saved.second, std::nullopt, saved.index, saved.geometry, "none");
     }
-    if (ctx->needs_input_grad(1)) result[1] = ops::weight_grad(saved.first, ddx, saved.index, saved.geometry);
+    if (ctx->needs_input_grad(1)) {
+      result[1] = ops::weight_grad(saved.first, ddx, saved.index, saved.geometry, {});
+    }
     return result;
   }
 };
@@ -91,16 +123,17 @@ struct InputGrad : torch::autograd::Function<InputGrad> {
 // dW = dyᵀ x on the support
 struct WeightGrad : torch::autograd::Function<WeightGrad> {
   static Tensor forward(AutogradContext* ctx, const Tensor& dy, const Tensor& x, const Tensor& index,
-                        at::IntArrayRef geometry) {
+                        at::IntArrayRef geometry, std::optional<at::ScalarType> out_dtype) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     save(ctx, dy, x, index, geometry);
-    return ops::weight_grad(dy, x, index, geometry);
+    ctx->saved_data["dtype"] = dy.scalar_type();
+    return ops::weight_grad(dy, x, index, geometry, out_dtype);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Tensor& ddw = grads[0];
-    variable_list result(4);
-    if (!ddw.defined()) return result;
+    variable_list result(5);
+    if (!grads[0].defined()) return result;
+    const Tensor ddw = grads[0].to(ctx->saved_data["dtype"].toScalarType());
     const Saved saved(ctx);
     if (ctx->needs_input_grad(0)) {
       result[0] = ops::linear(saved.second, ddw, std::nullopt, saved.index, saved.geometry, "none");
@@ -157,10 +190,36 @@ Tensor input_grad(const Tensor& dy, const Tensor& values, const Tensor& index, a
   return ops::input_grad(dy, values, index, geometry);
 }
 
-Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry) {
-  if (needs_graph({&dy, &x})) return WeightGrad::apply(dy, x, index, geometry);
+// Frozen values have no gradient to add, so their graph is that of linear, of any order.
+Tensor linear_main_grad(const Tensor& x, const Tensor& values, const std::optional<Tensor>& bias,
+                        const Tensor& main_grad, const Tensor& index, at::IntArrayRef geometry,
+                        c10::string_view activation) {
+  TORCH_CHECK_VALUE(!main_grad.requires_grad(), "main_grad must not require a gradient");
+  if (!needs_graph({&x, &values, bias ? &*bias : &x})) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return ops::linear_main_grad(x, values, bias, main_grad, index, geometry, activation);
+  }
+  if (!values.requires_grad()) return linear(x, values, bias, index, geometry, activation);
+  return activate(LinearMainGrad::apply(x, values, bias, main_grad, index, geometry),
+                  ops::parse_activation(activation));
+}
+
+Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry,
+                   std::optional<at::ScalarType> out_dtype) {
+  if (needs_graph({&dy, &x})) return WeightGrad::apply(dy, x, index, geometry, out_dtype);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return ops::weight_grad(dy, x, index, geometry);
+  return ops::weight_grad(dy, x, index, geometry, out_dtype);
+}
+
+void weight_grad_accumulate_(const Tensor& out, const Tensor& dy, const Tensor& x, const Tensor& index,
+                             at::IntArrayRef geometry) {
+  TORCH_CHECK_VALUE(!needs_graph({&out, &dy, &x}),
+                    "weight_grad_accumulate_ has no derivative: its operands must not require a gradient");
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ops::weight_grad_accumulate_(out, dy, x, index, geometry);
+  }
+  if (!out.is_inference()) torch::autograd::impl::bump_version(out);
 }
 
 Tensor bias_grad(const Tensor& dy) {
@@ -174,7 +233,9 @@ Tensor bias_grad(const Tensor& dy) {
 TORCH_LIBRARY_IMPL(pytorch_block_sparse, Autograd, m) {
   m.impl("linear", linear);
   m.impl("input_grad", input_grad);
+  m.impl("linear_main_grad", linear_main_grad);
   m.impl("weight_grad", weight_grad);
+  m.impl("weight_grad_accumulate_", weight_grad_accumulate_);
   m.impl("bias_grad", bias_grad);
 }
 

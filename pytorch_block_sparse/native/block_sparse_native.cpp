@@ -6,6 +6,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <string>
+
 #include "cpu/cpu_kernels.h"
 #include "cuda_backend.h"
 #include "cuda_plans.h"
@@ -38,9 +41,23 @@ at::Tensor input_grad(const at::Tensor& dy, const at::Tensor& values, const at::
   return op.call(dy, values, index, geometry);
 }
 
-at::Tensor weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index, at::IntArrayRef geometry) {
+at::Tensor weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index, at::IntArrayRef geometry,
+                       std::optional<at::ScalarType> out_dtype) {
   static const auto op = find<decltype(weight_grad)>("pytorch_block_sparse::weight_grad");
-  return op.call(dy, x, index, geometry);
+  return op.call(dy, x, index, geometry, out_dtype);
+}
+
+void weight_grad_accumulate_(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index,
+                             at::IntArrayRef geometry) {
+  static const auto op = find<decltype(weight_grad_accumulate_)>("pytorch_block_sparse::weight_grad_accumulate_");
+  op.call(out, dy, x, index, geometry);
+}
+
+at::Tensor linear_main_grad(const at::Tensor& x, const at::Tensor& values, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& main_grad, const at::Tensor& index, at::IntArrayRef geometry,
+                            c10::string_view activation) {
+  static const auto op = find<decltype(linear_main_grad)>("pytorch_block_sparse::linear_main_grad");
+  return op.call(x, values, bias, main_grad, index, geometry, activation);
 }
 
 at::Tensor bias_grad(const at::Tensor& dy) {
@@ -73,8 +90,8 @@ Geometry parse_geometry(at::IntArrayRef geometry) {
   return result;
 }
 
-DType parse_dtype(const char* name, const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+DType parse_dtype(const char* name, at::ScalarType dtype) {
+  switch (dtype) {
     case at::kDouble:
       return DType::kFloat64;
     case at::kFloat:
@@ -84,8 +101,17 @@ DType parse_dtype(const char* name, const Tensor& tensor) {
     case at::kHalf:
       return DType::kFloat16;
     default:
-      TORCH_CHECK_VALUE(false, name, " must be float64, float32, bfloat16 or float16, got ", tensor.scalar_type());
+      TORCH_CHECK_VALUE(false, name, " must be float64, float32, bfloat16 or float16, got ", dtype);
   }
+}
+
+DType parse_dtype(const char* name, const Tensor& tensor) { return parse_dtype(name, tensor.scalar_type()); }
+
+// What a weight gradient of `operands` may be written in.
+void check_gradient_dtype(const char* name, at::ScalarType dtype, at::ScalarType operands) {
+  TORCH_CHECK_VALUE(dtype == operands || (dtype == at::kFloat && (operands == at::kBFloat16 || operands == at::kHalf)),
+                    name, " must be the operands' dtype (", operands, "), or float32 where that has 16 bits, got ",
+                    dtype);
 }
 
 // `tensor` must have the dtype and device of `other`.
@@ -101,10 +127,19 @@ void check_features(const char* name, const Tensor& tensor, int64_t features) {
                     tensor.sizes());
 }
 
-void check_values(const Tensor& values, const Geometry& geometry) {
+void check_blocks(const char* name, const Tensor& blocks, const Geometry& geometry) {
   const std::array<int64_t, 3> sizes{geometry.nnz, geometry.block_height, geometry.block_width};
-  TORCH_CHECK_VALUE(values.sizes() == at::IntArrayRef(sizes), "values must be ", at::IntArrayRef(sizes), ", got ",
-                    values.sizes());
+  TORCH_CHECK_VALUE(blocks.sizes() == at::IntArrayRef(sizes), name, " must be ", at::IntArrayRef(sizes), ", got ",
+                    blocks.sizes());
+}
+
+// A tensor that a weight gradient of operands like `like` is added to.
+void check_gradient_sum(const char* name, const Tensor& sum, const Geometry& geometry, const Tensor& like) {
+  check_blocks(name, sum, geometry);
+  check_gradient_dtype((std::string(name) + "'s dtype").c_str(), sum.scalar_type(), like.scalar_type());
+  TORCH_CHECK_VALUE(sum.device() == like.device(), name, " must be on the device of the operands (", like.device(),
+                    "), got ", sum.device());
+  TORCH_CHECK_VALUE(sum.is_contiguous(), name, " must be contiguous, got strides ", sum.strides());
 }
 
 PatternIndex check_index(const Tensor& index, const Geometry& geometry, const Tensor& like) {
@@ -157,7 +192,7 @@ Tensor linear(const Tensor& x, const Tensor& values, const std::optional<Tensor>
   const DType dtype = parse_dtype("x", x);
   check_features("x", x, geometry.in_features);
   check_like("values", values, "x", x);
-  check_values(values, geometry);
+  check_blocks("values", values, geometry);
   if (bias) {
     check_like("bias", *bias, "x", x);
     TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == geometry.out_features, "bias must be [",
@@ -194,7 +229,7 @@ Tensor input_grad(const Tensor& dy, const Tensor& values, const Tensor& index, a
   const DType dtype = parse_dtype("dy", dy);
   check_features("dy", dy, geometry.out_features);
   check_like("values", values, "dy", dy);
-  check_values(values, geometry);
+  check_blocks("values", values, geometry);
   const PatternIndex pattern = check_index(index, geometry, dy);
 
   Tensor dx = empty_rows(dy, geometry.in_features);
@@ -218,8 +253,15 @@ Tensor input_grad(const Tensor& dy, const Tensor& values, const Tensor& index, a
   return dx;
 }
 
-template <void (*run)(const SparseSupportProblem&)>
-Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry_list) {
+// The checked problem of a weight gradient, all but its result.
+struct SparseSupportOperands {
+  Geometry geometry;
+  SparseSupportProblem problem;
+  std::optional<Rows> dy_rows, x_rows;  // without them there are no tokens or no blocks
+};
+
+SparseSupportOperands sparse_support_operands(const Tensor& dy, const Tensor& x, const Tensor& index,
+                                              at::IntArrayRef geometry_list) {
   const Geometry geometry = parse_geometry(geometry_list);
   const DType dtype = parse_dtype("dy", dy);
   check_features("dy", dy, geometry.out_features);
@@ -229,31 +271,90 @@ Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::I
                     "x must have the leading dimensions of dy ", dy.sizes(), ", got ", x.sizes());
   const PatternIndex pattern = check_index(index, geometry, dy);
 
-  const std::array<int64_t, 3> sizes{geometry.nnz, geometry.block_height, geometry.block_width};
-  if (dy.numel() == 0 || geometry.nnz == 0) return at::zeros(sizes, dy.options());
-  Tensor dw = at::empty(sizes, dy.options());
-  const Rows dy_rows(dy, geometry.out_features);
-  const Rows x_rows(x, geometry.in_features);
-  const c10::DeviceGuard guard(dy.device());
-  run({
+  SparseSupportOperands result{.geometry = geometry};
+  if (dy.numel() == 0 || geometry.nnz == 0) return result;
+  result.dy_rows.emplace(dy, geometry.out_features);
+  result.x_rows.emplace(x, geometry.in_features);
+  result.problem = {
       .dtype = dtype,
       .geometry = geometry,
       .index = pattern,
-      .tokens = dy_rows.count,
-      .output_gradient = dy_rows.tensor.const_data_ptr(),
-      .output_gradient_stride = dy_rows.stride,
-      .input = x_rows.tensor.const_data_ptr(),
-      .input_stride = x_rows.stride,
-      .values_gradient = dw.mutable_data_ptr(),
-  });
+      .tokens = result.dy_rows->count,
+      .output_gradient = result.dy_rows->tensor.const_data_ptr(),
+      .output_gradient_stride = result.dy_rows->stride,
+      .input = result.x_rows->tensor.const_data_ptr(),
+      .input_stride = result.x_rows->stride,
+  };
+  return result;
+}
+
+template <void (*run)(const SparseSupportProblem&)>
+Tensor weight_grad(const Tensor& dy, const Tensor& x, const Tensor& index, at::IntArrayRef geometry_list,
+                   std::optional<at::ScalarType> out_dtype) {
+  if (out_dtype) check_gradient_dtype("out_dtype", *out_dtype, dy.scalar_type());
+  SparseSupportOperands operands = sparse_support_operands(dy, x, index, geometry_list);
+  const Geometry& geometry = operands.geometry;
+  const std::array<int64_t, 3> sizes{geometry.nnz, geometry.block_height, geometry.block_width};
+  const at::TensorOptions options = dy.options().dtype(out_dtype.value_or(dy.scalar_type()));
+  if (!operands.dy_rows) return at::zeros(sizes, options);
+  Tensor dw = at::empty(sizes, options);
+  operands.problem.result_dtype = parse_dtype("out_dtype", dw);
+  operands.problem.accumulate = false;
+  operands.problem.values_gradient = dw.mutable_data_ptr();
+  const c10::DeviceGuard guard(dy.device());
+  run(operands.problem);
   return dw;
 }
 
-Tensor bias_grad(const Tensor& dy) {
+template <void (*run)(const SparseSupportProblem&)>
+void weight_grad_accumulate_(const Tensor& out, const Tensor& dy, const Tensor& x, const Tensor& index,
+                             at::IntArrayRef geometry_list) {
+  SparseSupportOperands operands = sparse_support_operands(dy, x, index, geometry_list);
+  check_gradient_sum("out", out, operands.geometry, dy);
+  if (!operands.dy_rows) return;
+  operands.problem.result_dtype = parse_dtype("out", out);
+  operands.problem.accumulate = true;
+  operands.problem.values_gradient = out.mutable_data_ptr();
+  const c10::DeviceGuard guard(dy.device());
+  run(operands.problem);
+}
+
+// Below autograd it is linear; main_grad is checked here, so that an error does not come in the backward.
+template <void (*run)(const DenseSparseProblem&)>
+Tensor linear_main_grad(const Tensor& x, const Tensor& values, const std::optional<Tensor>& bias,
+                        const Tensor& main_grad, const Tensor& index, at::IntArrayRef geometry,
+                        c10::string_view activation) {
+  check_gradient_sum("main_grad", main_grad, parse_geometry(geometry), x);
+  return linear<run>(x, values, bias, index, geometry, activation);
+}
+
+// dy [..., O] as [T, O]
+Tensor bias_grad_rows(const Tensor& dy) {
   parse_dtype("dy", dy);
   TORCH_CHECK_VALUE(dy.dim() >= 1, "dy must be [..., out_features], got ", dy.sizes());
-  return dy.dim() == 1 ? dy.clone() : at::sum(dy.reshape({-1, dy.size(-1)}), {0});
+  return dy.dim() == 2 ? dy : dy.reshape({dy.numel() / std::max<int64_t>(dy.size(-1), 1), dy.size(-1)});
 }
+
+Tensor bias_grad(const Tensor& dy) { return at::sum(bias_grad_rows(dy), {0}); }
+
+#ifdef BLOCK_SPARSE_WITH_CUDA
+// PyTorch's own sum takes float64, and rows that are not contiguous (an expanded gradient) without a copy.
+Tensor bias_grad_cuda(const Tensor& dy) {
+  const Tensor rows = bias_grad_rows(dy);
+  if (dy.scalar_type() == at::kDouble || rows.numel() == 0 || rows.stride(1) != 1) return at::sum(rows, {0});
+  Tensor db = at::empty({rows.size(1)}, dy.options());
+  const c10::DeviceGuard guard(dy.device());
+  cuda::bias_grad({
+      .dtype = parse_dtype("dy", dy),
+      .tokens = rows.size(0),
+      .features = rows.size(1),
+      .output_gradient = rows.const_data_ptr(),
+      .output_gradient_stride = rows.stride(0),
+      .bias_gradient = db.mutable_data_ptr(),
+  });
+  return db;
+}
+#endif
 
 // The Hopper kernels' work lists of a pattern, from its packed index.
 Tensor work_lists(const Tensor& index, at::IntArrayRef geometry_list) {
@@ -282,7 +383,11 @@ TORCH_LIBRARY(pytorch_block_sparse, m) {
   m.def(
       "linear(Tensor x, Tensor values, Tensor? bias, Tensor index, int[] geometry, str activation=\"none\") -> Tensor");
   m.def("input_grad(Tensor dy, Tensor values, Tensor index, int[] geometry) -> Tensor");
-  m.def("weight_grad(Tensor dy, Tensor x, Tensor index, int[] geometry) -> Tensor");
+  m.def(
+      "linear_main_grad(Tensor x, Tensor values, Tensor? bias, Tensor main_grad, Tensor index, int[] geometry, "
+      "str activation=\"none\") -> Tensor");
+  m.def("weight_grad(Tensor dy, Tensor x, Tensor index, int[] geometry, ScalarType? out_dtype=None) -> Tensor");
+  m.def("weight_grad_accumulate_(Tensor(a!) out, Tensor dy, Tensor x, Tensor index, int[] geometry) -> ()");
   m.def("bias_grad(Tensor dy) -> Tensor");
   m.def("work_lists(Tensor index, int[] geometry) -> Tensor");
 }
@@ -290,7 +395,9 @@ TORCH_LIBRARY(pytorch_block_sparse, m) {
 TORCH_LIBRARY_IMPL(pytorch_block_sparse, CPU, m) {
   m.impl("linear", linear<cpu::dense_sparse>);
   m.impl("input_grad", input_grad<cpu::dense_sparse>);
+  m.impl("linear_main_grad", linear_main_grad<cpu::dense_sparse>);
   m.impl("weight_grad", weight_grad<cpu::sparse_support>);
+  m.impl("weight_grad_accumulate_", weight_grad_accumulate_<cpu::sparse_support>);
   m.impl("bias_grad", bias_grad);
   m.impl("work_lists", work_lists);
 }
@@ -299,13 +406,20 @@ TORCH_LIBRARY_IMPL(pytorch_block_sparse, CUDA, m) {
 #ifdef BLOCK_SPARSE_WITH_CUDA
   m.impl("linear", linear<cuda::dense_sparse>);
   m.impl("input_grad", input_grad<cuda::dense_sparse>);
+  m.impl("linear_main_grad", linear_main_grad<cuda::dense_sparse>);
   m.impl("weight_grad", weight_grad<cuda::sparse_support>);
-  m.impl("bias_grad", bias_grad);
+  m.impl("weight_grad_accumulate_", weight_grad_accumulate_<cuda::sparse_support>);
+  m.impl("bias_grad", bias_grad_cuda);
 #else
   m.impl("linear", no_cuda<const Tensor&, const Tensor&, const std::optional<Tensor>&, const Tensor&, at::IntArrayRef,
                            c10::string_view>);
   m.impl("input_grad", no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef>);
-  m.impl("weight_grad", no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef>);
+  m.impl("linear_main_grad", no_cuda<const Tensor&, const Tensor&, const std::optional<Tensor>&, const Tensor&,
+                                     const Tensor&, at::IntArrayRef, c10::string_view>);
+  m.impl("weight_grad",
+         no_cuda<const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, std::optional<at::ScalarType>>);
+  m.impl("weight_grad_accumulate_",
+         [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef) { no_cuda(); });
   m.impl("bias_grad", no_cuda<const Tensor&>);
 #endif
 }

@@ -2,9 +2,9 @@
 
 namespace block_sparse {
 
-const char* block_task_back_bfloat16(const SparseSupportProblem& problem, const SplitPlan& plan, bool result_float32,
-                                     void* result, cudaStream_t stream) {
-  return launch_block_task_back_math<BFloat16Math>(problem, plan, result_float32, result, stream);
+const char* block_task_back_bfloat16(const SparseSupportProblem& problem, const SplitPlan& plan,
+                                     const BackTarget& target, cudaStream_t stream) {
+  return launch_block_task_back_math<BFloat16Math>(problem, plan, target, stream);
 }
 
 }  // namespace block_sparse

@@ -33,7 +33,7 @@ struct BlockTaskBackTile<Math, 16>
 
 template <class Config>
 const char* launch_block_task_back_config(const SparseSupportProblem& problem, const SplitPlan& plan,
-                                          bool result_float32, void* result, cudaStream_t stream) {
+                                          const BackTarget& target, cudaStream_t stream) {
   using Element = typename Config::Element;
   const Geometry& geometry = problem.geometry;
   BlockTaskBackParams params{};
@@ -52,12 +52,13 @@ const char* launch_block_task_back_config(const SparseSupportProblem& problem, c
   params.output_gradient_stride = problem.output_gradient_stride;
   params.input = problem.input;
   params.input_stride = problem.input_stride;
-  params.result = result;
-  params.result_float32 = result_float32;
+  params.result = target.result;
+  params.result_float32 = target.float32;
+  params.accumulate = target.accumulate;
   params.output_gradient_aligned =
       rows_aligned(problem.output_gradient, problem.output_gradient_stride, sizeof(Element));
   params.input_aligned = rows_aligned(problem.input, problem.input_stride, sizeof(Element));
-  params.result_aligned = is_aligned(result);
+  params.result_aligned = is_aligned(target.result);
 
   int64_t piece_rows = geometry.block_height / Config::kUnit;
   int64_t piece_columns = geometry.block_width / Config::kUnit;
@@ -68,17 +69,17 @@ const char* launch_block_task_back_config(const SparseSupportProblem& problem, c
 }
 
 template <class Math>
-const char* launch_block_task_back_math(const SparseSupportProblem& problem, const SplitPlan& plan, bool result_float32,
-                                        void* result, cudaStream_t stream) {
+const char* launch_block_task_back_math(const SparseSupportProblem& problem, const SplitPlan& plan,
+                                        const BackTarget& target, cudaStream_t stream) {
   switch (piece_side(problem.geometry)) {
     case 128:
-      return launch_block_task_back_config<BlockTaskBackTile<Math, 128>>(problem, plan, result_float32, result, stream);
+      return launch_block_task_back_config<BlockTaskBackTile<Math, 128>>(problem, plan, target, stream);
     case 64:
-      return launch_block_task_back_config<BlockTaskBackTile<Math, 64>>(problem, plan, result_float32, result, stream);
+      return launch_block_task_back_config<BlockTaskBackTile<Math, 64>>(problem, plan, target, stream);
     case 32:
-      return launch_block_task_back_config<BlockTaskBackTile<Math, 32>>(problem, plan, result_float32, result, stream);
+      return launch_block_task_back_config<BlockTaskBackTile<Math, 32>>(problem, plan, target, stream);
     default:
-      return launch_block_task_back_config<BlockTaskBackTile<Math, 16>>(problem, plan, result_float32, result, stream);
+      return launch_block_task_back_config<BlockTaskBackTile<Math, 16>>(problem, plan, target, stream);
   }
 }
 

@@ -23,8 +23,6 @@ struct BackSm90Plan {
 struct BackSm90Call {
   const SparseSupportProblem& problem;
   BackSm90Plan plan;
-  bool result_float32;
-  bool accumulate;
   const int32_t* work;
   void* workspace;
   uint64_t ticket;  // tells this launch's counters from whatever the workspace held before

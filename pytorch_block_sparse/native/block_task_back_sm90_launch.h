@@ -33,7 +33,7 @@ const char* launch_back_sm90_config(const BackSm90Call& call) {
   params.ticket = call.ticket;
   params.partials = reinterpret_cast<float4*>(static_cast<char*>(call.workspace) + call.plan.counter_bytes);
   params.epilogue = {problem.values_gradient, int(geometry.block_height), int(geometry.block_width),
-                     back_cell(geometry.block_height, geometry.block_width), call.accumulate};
+                     back_cell(geometry.block_height, geometry.block_width), problem.accumulate};
   return launch(block_task_back_sm90<Config>, dim3(call.plan.thread_blocks), Config::kThreads, Config::kSharedBytes,
                 call.stream, input, output_gradient, params);
 }
@@ -48,8 +48,8 @@ const char* launch_back_sm90_piece(const BackSm90Call& call) {
 
 template <class Element>
 const char* launch_back_sm90(const BackSm90Call& call) {
-  return call.result_float32 ? launch_back_sm90_piece<Element, float>(call)
-                             : launch_back_sm90_piece<Element, Element>(call);
+  return call.problem.result_dtype == DType::kFloat32 ? launch_back_sm90_piece<Element, float>(call)
+                                                      : launch_back_sm90_piece<Element, Element>(call);
 }
 
 }  // namespace block_sparse

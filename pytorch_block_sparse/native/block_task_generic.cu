@@ -61,6 +61,7 @@ const char* generic_block_task_back_launch(const SparseSupportProblem& problem, 
   params.output_gradient_stride = problem.output_gradient_stride;
   params.input = static_cast<const Element*>(problem.input);
   params.input_stride = problem.input_stride;
+  params.accumulate = problem.accumulate;
   int64_t elements = geometry.nnz * geometry.block_height * geometry.block_width;
   return launch(generic_block_task_back<Element, Output>, dim3(unsigned(grid_stride_blocks(elements, kThreads))),
                 kThreads, 0, stream, params, static_cast<Output*>(problem.values_gradient));
@@ -73,20 +74,21 @@ const char* launch_generic_block_task(const DenseSparseProblem& problem, cudaStr
                       [&](auto element) { return generic_block_task_launch<decltype(element)>(problem, stream); });
 }
 
-const char* launch_generic_block_task_back(const SparseSupportProblem& problem, DType result_dtype,
-                                           cudaStream_t stream) {
+const char* launch_generic_block_task_back(const SparseSupportProblem& problem, cudaStream_t stream) {
   return with_element(problem.dtype, [&](auto element) {
     using Element = decltype(element);
-    if (result_dtype == problem.dtype) return generic_block_task_back_launch<Element, Element>(problem, stream);
+    if (problem.result_dtype == problem.dtype) return generic_block_task_back_launch<Element, Element>(problem, stream);
     return generic_block_task_back_launch<Element, float>(problem, stream);
   });
 }
 
-const char* launch_reduce_splits(const float* partial, void* result, DType result_dtype, int64_t elements, int splits,
+const char* launch_reduce_splits(const float* partial, const SparseSupportProblem& problem, int splits,
                                  cudaStream_t stream) {
-  return with_element(result_dtype, [&](auto output) {
+  const int64_t elements = problem.geometry.nnz * problem.geometry.block_height * problem.geometry.block_width;
+  return with_element(problem.result_dtype, [&](auto output) {
     return launch(reduce_splits<decltype(output)>, dim3(unsigned(grid_stride_blocks(elements, kThreads))), kThreads, 0,
-                  stream, partial, static_cast<decltype(output)*>(result), elements, splits);
+                  stream, partial, static_cast<decltype(output)*>(problem.values_gradient), elements, splits,
+                  problem.accumulate);
   });
 }
 

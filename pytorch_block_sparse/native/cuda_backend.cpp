@@ -71,11 +71,16 @@ void sparse_support(const SparseSupportProblem& problem) {
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   if (hopper_path() && block_task_back_sm90_serves(problem)) {
     const c10::DataPtr workspace = allocate(block_task_back_sm90_workspace(problem, device));
-    return check_launch(
-        launch_block_task_back_sm90(problem, problem.dtype, /*accumulate=*/false, workspace.get(), device, stream));
+    return check_launch(launch_block_task_back_sm90(problem, workspace.get(), device, stream));
   }
   const c10::DataPtr workspace = allocate(block_task_back_workspace(problem, device));
-  check_launch(launch_block_task_back(problem, float32_precision(), problem.dtype, workspace.get(), device, stream));
+  check_launch(launch_block_task_back(problem, float32_precision(), workspace.get(), device, stream));
+}
+
+void bias_grad(const BiasGradProblem& problem) {
+  const DeviceProperties device{checked_device().multiProcessorCount};
+  const c10::DataPtr workspace = allocate(bias_grad_workspace(problem, device));
+  check_launch(launch_bias_grad(problem, workspace.get(), device, at::cuda::getCurrentCUDAStream()));
 }
 
 }  // namespace block_sparse::cuda

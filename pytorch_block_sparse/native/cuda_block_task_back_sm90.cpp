@@ -56,17 +56,12 @@ size_t block_task_back_sm90_workspace(const SparseSupportProblem& problem, const
   return plan.counter_bytes + plan.partial_bytes;
 }
 
-const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, DType result_dtype, bool accumulate,
-                                        void* workspace, const DeviceProperties& device, cudaStream_t stream) {
+const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, void* workspace,
+                                        const DeviceProperties& device, cudaStream_t stream) {
   if (!block_task_back_sm90_serves(problem))
     return "block_sparse: the Hopper weight gradient does not serve this problem";
-  if (result_dtype != problem.dtype && result_dtype != DType::kFloat32) {
-    return "block_sparse: the weight gradient is written in the operands' dtype or in float32";
-  }
   const BackSm90Call call{problem,
                           plan_back_sm90(problem, device),
-                          result_dtype == DType::kFloat32,
-                          accumulate,
                           back_work(problem.geometry, problem.index.work_lists),
                           workspace,
                           next_ticket(),

@@ -20,17 +20,22 @@ BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_
 using BlockTaskSm90Family = const char*(const DenseSparseProblem&, int* counter, int multiprocessors, cudaStream_t);
 BlockTaskSm90Family block_task_sm90_bfloat16, block_task_sm90_float16;
 
-using BlockTaskBackFamily = const char*(const SparseSupportProblem&, const SplitPlan&, bool result_float32,
-                                        void* result, cudaStream_t);
+// Where the tiled weight gradient writes: the result itself, or the splits' partial results.
+struct BackTarget {
+  void* result;
+  bool float32;  // else of the operands' type
+  bool accumulate;
+};
+
+using BlockTaskBackFamily = const char*(const SparseSupportProblem&, const SplitPlan&, const BackTarget&, cudaStream_t);
 BlockTaskBackFamily block_task_back_bfloat16, block_task_back_float16, block_task_back_tf32, block_task_back_3xtf32;
 
-// partial [splits, elements] -> result [elements]
-const char* launch_reduce_splits(const float* partial, void* result, DType result_dtype, int64_t elements, int splits,
+// partial [splits, nnz, bh, bw] -> the problem's values_gradient
+const char* launch_reduce_splits(const float* partial, const SparseSupportProblem& problem, int splits,
                                  cudaStream_t stream);
 
 // Any block shape and dtype.
 const char* launch_generic_block_task(const DenseSparseProblem& problem, cudaStream_t stream);
-const char* launch_generic_block_task_back(const SparseSupportProblem& problem, DType result_dtype,
-                                           cudaStream_t stream);
+const char* launch_generic_block_task_back(const SparseSupportProblem& problem, cudaStream_t stream);
 
 }  // namespace block_sparse

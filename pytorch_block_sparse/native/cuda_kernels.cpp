@@ -124,8 +124,7 @@ const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* work
 #ifndef BLOCK_SPARSE_WITH_SM90A
 bool block_task_back_sm90_serves(const SparseSupportProblem&) { return false; }
 size_t block_task_back_sm90_workspace(const SparseSupportProblem&, const DeviceProperties&) { return 0; }
-const char* launch_block_task_back_sm90(const SparseSupportProblem&, DType, bool, void*, const DeviceProperties&,
-                                        cudaStream_t) {
+const char* launch_block_task_back_sm90(const SparseSupportProblem&, void*, const DeviceProperties&, cudaStream_t) {
   return "block_sparse: built without the Hopper kernels";
 }
 #endif
@@ -138,14 +137,11 @@ size_t block_task_back_workspace(const SparseSupportProblem& problem, const Devi
          problem.geometry.block_width;
 }
 
-const char* launch_block_task_back(const SparseSupportProblem& problem, Float32Precision precision, DType result_dtype,
-                                   void* workspace, const DeviceProperties& device, cudaStream_t stream) {
+const char* launch_block_task_back(const SparseSupportProblem& problem, Float32Precision precision, void* workspace,
+                                   const DeviceProperties& device, cudaStream_t stream) {
   const Geometry& geometry = problem.geometry;
   if (geometry.nnz == 0) return nullptr;
-  if (result_dtype != problem.dtype && result_dtype != DType::kFloat32) {
-    return "block_sparse: the weight gradient must have the operands' dtype or float32";
-  }
-  if (!is_back_tiled(problem, precision)) return launch_generic_block_task_back(problem, result_dtype, stream);
+  if (!is_back_tiled(problem, precision)) return launch_generic_block_task_back(problem, stream);
 
   BlockTaskBackFamily* family = problem.dtype == DType::kBFloat16      ? block_task_back_bfloat16
                                 : problem.dtype == DType::kFloat16     ? block_task_back_float16
@@ -153,11 +149,11 @@ const char* launch_block_task_back(const SparseSupportProblem& problem, Float32P
                                                                        : block_task_back_3xtf32;
   SplitPlan plan = plan_splits(problem, device);
   if (plan.splits == 1) {
-    return family(problem, plan, result_dtype == DType::kFloat32, problem.values_gradient, stream);
+    return family(problem, plan, {problem.values_gradient, problem.result_dtype == DType::kFloat32, problem.accumulate},
+                  stream);
   }
-  if (const char* error = family(problem, plan, true, workspace, stream)) return error;
-  return launch_reduce_splits(static_cast<const float*>(workspace), problem.values_gradient, result_dtype,
-                              geometry.nnz * geometry.block_height * geometry.block_width, plan.splits, stream);
+  if (const char* error = family(problem, plan, {workspace, true, false}, stream)) return error;
+  return launch_reduce_splits(static_cast<const float*>(workspace), problem, plan.splits, stream);
 }
 
 }  // namespace block_sparse

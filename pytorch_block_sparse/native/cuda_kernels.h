@@ -37,17 +37,22 @@ const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* work
 bool block_task_back_sm90_serves(const SparseSupportProblem& problem);
 
 // Bytes of workspace, 256-byte aligned: counters and partial sums of tiles that are cut into token ranges; 0 where none
-// can be. `result_dtype`: the problem's dtype, or float32. `accumulate`: adds to what values_gradient holds.
+// can be.
 size_t block_task_back_sm90_workspace(const SparseSupportProblem& problem, const DeviceProperties& device);
-const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, DType result_dtype, bool accumulate,
-                                        void* workspace, const DeviceProperties& device, cudaStream_t stream);
+const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, void* workspace,
+                                        const DeviceProperties& device, cudaStream_t stream);
 
 // Bytes that launch_block_task_back wants as workspace; 0 where the stored blocks alone fill the device.
 size_t block_task_back_workspace(const SparseSupportProblem& problem, const DeviceProperties& device);
 
-// `result_dtype`: the problem's dtype, or float32. `workspace`: at least block_task_back_workspace bytes, 16-byte
-// aligned.
-const char* launch_block_task_back(const SparseSupportProblem& problem, Float32Precision precision, DType result_dtype,
-                                   void* workspace, const DeviceProperties& device, cudaStream_t stream);
+// `workspace`: at least block_task_back_workspace bytes, 16-byte aligned.
+const char* launch_block_task_back(const SparseSupportProblem& problem, Float32Precision precision, void* workspace,
+                                   const DeviceProperties& device, cudaStream_t stream);
+
+// Column sums, for float32, bfloat16 and float16 and at least one token. `workspace`: bias_grad_workspace bytes,
+// 256-byte aligned; 0 where the tokens are not split.
+size_t bias_grad_workspace(const BiasGradProblem& problem, const DeviceProperties& device);
+const char* launch_bias_grad(const BiasGradProblem& problem, void* workspace, const DeviceProperties& device,
+                             cudaStream_t stream);
 
 }  // namespace block_sparse

@@ -21,8 +21,18 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& values, const std::opti
 at::Tensor input_grad(const at::Tensor& dy, const at::Tensor& values, const at::Tensor& index,
                       at::IntArrayRef geometry);
 
-// dy [..., O], x [..., I] -> dyᵀ x on the support [nnz, bh, bw]
-at::Tensor weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index, at::IntArrayRef geometry);
+// dy [..., O], x [..., I] -> dyᵀ x on the support [nnz, bh, bw], in the operands' dtype unless `out_dtype` says float32
+at::Tensor weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index, at::IntArrayRef geometry,
+                       std::optional<at::ScalarType> out_dtype);
+
+// out [nnz, bh, bw] += dyᵀ x on the support
+void weight_grad_accumulate_(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& index,
+                             at::IntArrayRef geometry);
+
+// As linear; its backward adds the values' gradient to main_grad [nnz, bh, bw].
+at::Tensor linear_main_grad(const at::Tensor& x, const at::Tensor& values, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& main_grad, const at::Tensor& index, at::IntArrayRef geometry,
+                            c10::string_view activation);
 
 // dy [..., O] -> sum over tokens [O]
 at::Tensor bias_grad(const at::Tensor& dy);

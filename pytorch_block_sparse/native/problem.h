@@ -5,6 +5,7 @@
 //   forward          y  [T, O] = x [T, I] Wᵀ (+ bias)      DenseSparseProblem, Direction::kForward
 //   input gradient   dx [T, I] = dy [T, O] W               DenseSparseProblem, Direction::kInputGradient
 //   weight gradient  dW [nnz, bh, bw] = dyᵀ x on support   SparseSupportProblem
+//   bias gradient    db [O] = sum of dy over tokens        BiasGradProblem
 #pragma once
 
 #include <cstdint>
@@ -66,7 +67,19 @@ struct SparseSupportProblem {
   int64_t output_gradient_stride;
   const void* input;  // x [T, I]
   int64_t input_stride;
-  void* values_gradient;  // [nnz, bh, bw]; every element is written, zero past O or I
+  DType result_dtype;     // `dtype`, or float32 where that has 16 bits
+  bool accumulate;        // adds to what values_gradient holds, nothing past O or I
+  void* values_gradient;  // [nnz, bh, bw] in result_dtype; else every element is written, zero past O or I
+};
+
+// db [O] = sum of dy over tokens
+struct BiasGradProblem {
+  DType dtype;
+  int64_t tokens;               // T
+  int64_t features;             // O
+  const void* output_gradient;  // dy [T, O]
+  int64_t output_gradient_stride;
+  void* bias_gradient;  // [O]
 };
 
 }  // namespace block_sparse

@@ -23,7 +23,8 @@ class GradientTap:
     """A forward hook that remembers a layer's input and its output's gradient, where somebody wants them.
 
     The full gradient dyᵀ x needs nothing else, and is never stored. Backward passes add up until :meth:`clear`, or
-    until the values' gradient has been dropped or zeroed: accumulated gradients count, those of a skipped step do not.
+    until the values' gradient (``main_grad`` where that is on) has been dropped or zeroed: accumulated gradients count,
+    those of a skipped step do not.
 
     Args:
         layer: the layer to register it with.
@@ -41,7 +42,8 @@ class GradientTap:
             return
         if not self._wanted():
             return
-        if self._layer.values.grad is None or not self._layer.values.grad.any():
+        accumulated = self._layer.values.grad if self._layer.main_grad is None else self._layer.main_grad
+        if accumulated is None or not accumulated.any():
             self.clear()
         x = args[0] if args else kwargs["x"]
         output.register_hook(partial(self._record, x.detach()))

@@ -488,8 +488,9 @@ class SparseOptimizer(Optimizer):
                 slots = slots.to(values.device)
                 for optimizer in holders:
                     reset_slots(optimizer, values, slots)
-                if values.grad is not None:
-                    values.grad[slots] = 0
+                for gradient in (values.grad, layer.main_grad):
+                    if gradient is not None:
+                        gradient[slots] = 0
                 if entry.movement is not None:
                     entry.movement[slots] = 0
         else:

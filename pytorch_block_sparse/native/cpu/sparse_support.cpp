@@ -36,7 +36,10 @@ void sparse_support(const SparseSupportProblem& whole_problem) {
   const int64_t bytes = element_bytes(problem.dtype);
   if (g.nnz == 0) return;
   if (problem.tokens == 0) {
-    std::memset(problem.values_gradient, 0, g.nnz * g.block_height * g.block_width * bytes);
+    if (!problem.accumulate) {
+      std::memset(problem.values_gradient, 0,
+                  g.nnz * g.block_height * g.block_width * element_bytes(problem.result_dtype));
+    }
     return;
   }
   if (brgemm_takes(problem)) return brgemm_sparse_support(problem);
@@ -55,7 +58,9 @@ void sparse_support(const SparseSupportProblem& whole_problem) {
   const int64_t chunk_tokens = divide_up(problem.tokens, chunks);
   const int64_t threads = at::get_num_threads();
 
-  const bool in_place = bytes == table.accumulate_bytes && height == g.block_height && width == g.block_width;
+  // Added to what is there only once, at the end: fewer roundings, and those of a weight gradient by itself.
+  const bool in_place =
+      !problem.accumulate && bytes == table.accumulate_bytes && height == g.block_height && width == g.block_width;
   const bool keeps_sums = chunks > 1 && !in_place;
   const int64_t block_bytes = Workspace::padded(height * width * table.accumulate_bytes);
   const int64_t output_bytes = Workspace::padded(g.grid_rows() * height * chunk_tokens * table.accumulate_bytes);

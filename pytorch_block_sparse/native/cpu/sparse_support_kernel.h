@@ -34,25 +34,37 @@ struct SparseSupportKernel {
     }
   }
 
-  // Writes a finished block, unless it has been summed in place. Past the matrix edge the sums are products with
-  // padding, which a NaN or infinity in x or dy may have reached: zeros go there.
+  // Writes a finished block, unless it has been summed in place, or adds it. Past the matrix edge the sums are products
+  // with padding, which a NaN or infinity in x or dy may have reached: zeros go there, and nothing is added.
   static void finish_block(const SparseSupportProblem& problem, int64_t slot, const void* sums, int64_t ldc) {
+    if constexpr (sizeof(Result<Stored>) == 2) {
+      if (problem.result_dtype == DType::kFloat32) return finish_block_as<float>(problem, slot, sums, ldc);
+    }
+    finish_block_as<Result<Stored>>(problem, slot, sums, ldc);
+  }
+
+ private:
+  template <class To>
+  static void finish_block_as(const SparseSupportProblem& problem, int64_t slot, const void* sums, int64_t ldc) {
     const Geometry& g = problem.geometry;
     const int64_t row = problem.index.block_coords[2 * slot];
     const int64_t column = problem.index.block_coords[2 * slot + 1];
     const int64_t height = lesser(g.block_height, g.out_features - row * g.block_height);
     const int64_t width = lesser(g.block_width, g.in_features - column * g.block_width);
-    Result<Stored>* gradient =
-        static_cast<Result<Stored>*>(problem.values_gradient) + slot * g.block_height * g.block_width;
+    To* gradient = static_cast<To*>(problem.values_gradient) + slot * g.block_height * g.block_width;
     for (int64_t m = 0; m < g.block_height; ++m) {
-      Result<Stored>* to = gradient + m * g.block_width;
+      To* to = gradient + m * g.block_width;
+      const Real* from = static_cast<const Real*>(sums) + m * ldc;
       const int64_t valid = m < height ? width : 0;
-      if (sums != gradient) copy_row<Isa>(to, static_cast<const Real*>(sums) + m * ldc, valid);
+      if (problem.accumulate) {
+        add_row<Isa>(to, from, valid);
+        continue;
+      }
+      if (sums != gradient) copy_row<Isa>(to, from, valid);
       if (valid < g.block_width) std::memset(to + valid, 0, (g.block_width - valid) * sizeof(*to));
     }
   }
 
- private:
   template <int Vectors>
   static void pack_panels(const void* in, int64_t stride, int64_t begin, int64_t end, int64_t rows, int64_t columns,
                           int64_t side, int64_t padded, void* panels) {
@@ -92,7 +104,7 @@ struct SparseSupportKernel {
     Real* sums = static_cast<Real*>(task.scratch);
     if (task.sums) sums = static_cast<Real*>(task.sums) + slot * m_padded * n_padded;
     if constexpr (std::is_same_v<Stored, Real>) {
-      if (m_padded == g.block_height && n_padded == g.block_width) {
+      if (!problem.accumulate && m_padded == g.block_height && n_padded == g.block_width) {
         sums = static_cast<Real*>(problem.values_gradient) + slot * g.block_height * g.block_width;
       }
     }

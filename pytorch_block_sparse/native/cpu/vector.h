@@ -152,6 +152,21 @@ inline void copy_row(To* to, const From* from, int64_t count) {
   if (i < count) store_partial<Isa, Real>(to + i, load_partial<Isa, Real>(from + i, count - i), count - i);
 }
 
+// Adds `count` elements to those of `to`, in the accumulation type of `from`.
+template <class Isa, class To, class From>
+inline void add_row(To* to, const From* from, int64_t count) {
+  using Real = Accumulate<From>;
+  constexpr int64_t lanes = kLanes<Isa, Real>;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    store<Isa, Real>(to + i, load<Isa, Real>(to + i) + load<Isa, Real>(from + i));
+  }
+  if (i < count) {
+    const auto sum = load_partial<Isa, Real>(to + i, count - i) + load_partial<Isa, Real>(from + i, count - i);
+    store_partial<Isa, Real>(to + i, sum, count - i);
+  }
+}
+
 // One butterfly stage of a transposition: exchanges elements (i, j + Distance) and (i + Distance, j).
 template <int Distance, class V, int... Lane>
 [[gnu::always_inline]] inline void exchange(V& low, V& high, std::integer_sequence<int, Lane...>) {
