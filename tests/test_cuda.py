@@ -64,6 +64,7 @@ def test_a_device_that_is_not_current(operands):
         assert torch.equal(ours.to(first.device), first)
 
 
+@pytest.mark.usefixtures("kernels_on_blocks")
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 def test_no_dense_sized_temporary(block, device):
     layer = BlockSparseLinear(4096, 4096, density=0.05, block_shape=(block, block), device=device, dtype=torch.bfloat16)
