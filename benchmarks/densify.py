@@ -101,8 +101,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="rounds for a cell (default: 7)")
     parser.add_argument("--commit", help="what the result says was measured (default: from git)")
     options = parser.parse_args()
-    device = environment.pick_device("cuda", "device")
-    facts = environment.describe(device)
+    if missing := environment.cuda_missing():
+        parser.error(f"a GPU is needed: {missing}")
+    facts = environment.describe(torch.device("cuda"))
     facts["commit"] = options.commit or facts["commit"]
     cells = list(grid(facts["cuda_path"]))
     rows: list[dict[str, Any]] = []
@@ -111,8 +112,8 @@ def main() -> None:
             rows += measure(*cell, options.repeats)
             bar.update()
     lost = [row for row in rows if loses(row)]
-    lines = [("x".join(map(str, row[key])) if key == "shape" else row[key] for key in row) for row in lost]
-    print(table(HEADER, [list(line) for line in lines], left=3))
+    lines = [list((row | {"shape": "x".join(map(str, row["shape"]))}).values()) for row in lost]
+    print(table(HEADER, lines, left=3))
     print(f"the default plan loses more than 10 % in {len(lost)} of {len(rows)} cells")
     if options.json:
         text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
