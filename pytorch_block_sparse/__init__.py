@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import ops, training
+from . import backends, ops, training
 from .block_sparse import BlockSparseMatrix
 from .block_sparse_linear import BlockSparseLinear
 from .checkpoint import load_sparse, save_sparse
@@ -24,6 +24,7 @@ __all__ = [
     "BlockSparseModelPatcher",
     "SparseOptimizer",
     "SparsifyReport",
+    "backends",
     "densify",
     "distill",
     "load_sparse",

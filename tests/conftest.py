@@ -15,6 +15,8 @@ import hypothesis
 import pytest
 import torch
 
+from pytorch_block_sparse import backends
+
 # The same examples in every run: a failure is the code's, never the draw's.
 hypothesis.settings.register_profile(
     "suite",
@@ -48,6 +50,13 @@ def poisoned_memory() -> Iterator[None]:
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def kernels_on_blocks() -> Iterator[None]:
+    """No product is densified: what is tested are our own kernels."""
+    with backends.densify_plan("never"):
+        yield
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_benchmark_writes_environment_and_rows(tmp_path, capsys):
     for row in rows:
         assert row["shape"] == [24, 48, 80] and row["block"] == 16 and row["pairs"] == 3
         assert row["density"] == round(0.5 * 15) / 15 and row["density_asked"] == 0.5
-        assert row["dense_ms"] > 0 and row["ours_ms"] > 0
+        assert row["dense_ms"] > 0 and row["ours_ms"] > 0 and row["plan"] is None
         assert row["rate_fraction"] == pytest.approx(row["speedup"] * row["density"])
         low, high = row["rate_fraction_quartiles"]
         assert 0 < low <= row["rate_fraction"] <= high
@@ -102,6 +102,7 @@ def test_benchmark_runs_without_tqdm(monkeypatch, capsys):
         (["--threads", "two"], "argument --threads: must be a positive integer, got 'two'"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["--dtype", "tf32"], "argument --dtype: tf32 needs --device cuda"),
+        (["--peer", "densify"], "argument --peer: densify needs --device cuda"),
         (["--peer", "dense"], "argument --peer: invalid choice: 'dense'"),
         (["--json", "no/such/folder/result.json"], "argument --json: the folder no/such/folder does not exist"),
     ],

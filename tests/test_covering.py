@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytorch_block_sparse import ops, reference
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "kernels_on_blocks")
 
 COVERING = [
     Case((200, 168), (16, 16), tokens=70),

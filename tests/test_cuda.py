@@ -87,7 +87,6 @@ def test_bias_gradient_of_more_elements_than_an_int32_counts(device):
 
 
 def test_bias_gradient_in_a_graph_of_many_replays(device):
-    """The counters of the last thread block's sum must be ready again after each."""
     dy = torch.randn(5000, 512, device=device)
     expected = ops.bias_grad(dy)
     graph = torch.cuda.CUDAGraph()
@@ -100,6 +99,7 @@ def test_bias_gradient_in_a_graph_of_many_replays(device):
         assert all(torch.equal(tensor, expected) for tensor in sums)
 
 
+@pytest.mark.usefixtures("kernels_on_blocks")
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 def test_no_dense_sized_temporary(block, device):
     layer = BlockSparseLinear(4096, 4096, density=0.05, block_shape=(block, block), device=device, dtype=torch.bfloat16)

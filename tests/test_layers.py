@@ -20,7 +20,7 @@ PYTHON_LAYERS = (
     {"pattern_index", "plotting"},
     {"pattern"},
     {"pattern_input", "blocks", "reference", "native"},
-    {"ops", "state_dicts", "array_interop"},
+    {"backends", "ops", "state_dicts", "array_interop"},
     {"block_sparse"},
     {"block_sparse_linear"},
     {"sparsify"},
@@ -34,8 +34,8 @@ PYTHON_LAYERS = (
     {"cli"},
     {"__main__"},
 )
-# The compiled module has one door for the library, and the command line asks it about the build.
-IMPORTERS_OF_NATIVE = {"ops", "cli"}
+# The compiled module has one door for computing and one for settings; the command line asks it about the build.
+IMPORTERS_OF_NATIVE = {"backends", "ops", "cli"}
 # Below the command line nothing but PyTorch is needed to import the package.
 THIRD_PARTY = {"torch"}
 FREE_OF_THIRD_PARTY_RULE = {"cli", "__main__"}
@@ -55,7 +55,9 @@ INCLUDE_RULES = (
     ("pytorch_block_sparse/native/*_launch.h", TORCH, "launchers include no torch header, so that nvcc is quick"),
     ("pytorch_block_sparse/native/problem.h", TORCH, "shared with the launchers"),
     ("pytorch_block_sparse/native/packed_index.h", TORCH, "shared with the launchers"),
-    ("pytorch_block_sparse/native/dispatch.*", TORCH, "plans are chosen without torch"),
+    ("pytorch_block_sparse/native/densify_plan.*", TORCH, "plans are chosen without torch"),
+    ("pytorch_block_sparse/native/plan_record.*", TORCH, "plans are chosen without torch"),
+    ("pytorch_block_sparse/native/product.*", TORCH, "plans are chosen without torch"),
     (
         "pytorch_block_sparse/native/cpu/*",
         r"torch/|pybind11/|Python\.h|ATen/(?!Parallel\.h|native/CPUBlas\.h)",

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pytorch_block_sparse import ops, reference
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "kernels_on_blocks")
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)

@@ -7,6 +7,7 @@
 Data is random normal, without bias. Packing is part of our time. Every cell is checked first: a wrong result ends the
 run with status 1.
 
+    plan           on a GPU: sm90 or sm80 kernels on the blocks, or densify (cuBLAS on a dense temporary)
     speed-up       time(dense) / time(ours), the median over pairs
     rate fraction  speed-up x density: the share of dense's own rate that is reached on the stored blocks; 1 is ideal
     ours TF/s      10¹² floating-point operations on the stored blocks a second
@@ -30,16 +31,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .. import ops
+from .. import backends, ops
 from ..blocks import gather_blocks, scatter_blocks
 from ..errors import BlockSparseError
+from ..native import block_sparse_native
 from ..pattern import BlockPattern
 from ..text import progress, table
 from . import environment
 from .measure import interleave
 
 SUMMARY = "ours against dense"
-PEERS = ("bsr", "float32")
+PEERS = ("bsr", "float32", "blocks", "densify")
+FORCED_PLANS = {"blocks": "never", "densify": "always"}  # peers that are ours with the choice of plan taken away
 OPERATORS = ("forward", "input_grad", "weight_grad")
 # tf32: float32 operands whose products may run in TF32; float32: whose products may not.
 DTYPES = {
@@ -85,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PEERS,
         action="append",
         help="time this too; repeatable. bsr: torch's own BSR products. float32: the dense product in float32, which "
-        "is faster than dense bfloat16 on a CPU without bfloat16 instructions",
+        "is faster than dense bfloat16 on a CPU without bfloat16 instructions. blocks, densify: ours on a GPU by that "
+        "plan, whichever it would choose",
     )
     add("--seconds", type=_seconds, default=1.0, help="time for a cell (default: 1); 3 pairs at least")
     add("--repeats", type=_repeats, help="pairs for a cell, instead of --seconds")
@@ -104,6 +108,8 @@ def run(options: argparse.Namespace) -> int:
         raise BlockSparseError(f"argument --json: the folder {options.json.parent} does not exist")
     if device.type == "cpu" and "tf32" in (options.dtype or ()):
         raise BlockSparseError("argument --dtype: tf32 needs --device cuda")
+    if device.type == "cpu" and (forced := FORCED_PLANS.keys() & (options.peer or ())):
+        raise BlockSparseError(f"argument --peer: {min(forced)} needs --device cuda")
     facts = environment.describe(device)
     facts["commit"] = options.commit or facts["commit"]
     facts["arguments"] = {"seconds": options.seconds, "repeats": options.repeats, "seed": options.seed}
@@ -218,6 +224,11 @@ def measure_cell(
         functions = {"dense": _dense(cell, x, w, dy), "ours": _ours(cell, x, dy, values, pattern)}
         exact = _exact(cell, x, dy, values, pattern)
         error = _check(cell, functions["ours"](), exact)
+        plan = block_sparse_native.last_plan() if x.is_cuda else None
+        for peer, mode in FORCED_PLANS.items():
+            if peer in peers:
+                functions[peer] = _forced(functions["ours"], mode)
+                _check(cell, functions[peer](), exact, peer)
         unavailable: dict[str, str] = {}
         if "float32" in peers:
             functions["float32"] = _dense(cell, x.float(), w.float(), dy.float())
@@ -246,6 +257,7 @@ def measure_cell(
         "rate_fraction_quartiles": [first * pattern.density, third * pattern.density],
         "pairs": timings.rounds,
         "error": error,
+        "plan": plan,
     }
     if peers:
         row["peers"] = {
@@ -269,6 +281,16 @@ def _ours(cell: Cell, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPatte
     if cell.operator == "input_grad":
         return lambda: ops.input_grad(dy, values, pattern)
     return lambda: ops.weight_grad(dy, x, pattern)
+
+
+def _forced(ours: Callable[[], Tensor], mode: str) -> Callable[[], Tensor]:
+    """Ours by one plan."""
+
+    def run() -> Tensor:
+        with backends.densify_plan(mode):
+            return ours()
+
+    return run
 
 
 def _exact(cell: Cell, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPattern) -> Tensor:
@@ -320,7 +342,8 @@ def render(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The table, under a line that says where it was measured."""
     peers = sorted({peer for row in rows for peer in row.get("peers", {})})
     header = ["operator", "T x I x O", "dtype", "block", "density", "dense ms", "ours ms", "ours TF/s"]
-    header += ["speed-up", "rate fraction", "spread", "pairs", *(f"{peer} speed-up" for peer in peers)]
+    plans = ["plan"] if facts["device"] == "cuda" else []
+    header += ["speed-up", "rate fraction", "spread", "pairs", *plans, *(f"{peer} speed-up" for peer in peers)]
     lines = []
     for row in rows:
         low, high = row["rate_fraction_quartiles"]
@@ -338,6 +361,7 @@ def render(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
                 f"{row['rate_fraction']:.2f}",
                 f"{low:.2f}-{high:.2f}",
                 row["pairs"],
+                *(row[name] for name in plans),
                 *(_peer_text(row["peers"][peer]) for peer in peers),
             ]
         )

@@ -104,5 +104,6 @@ def describe(device: torch.device) -> dict[str, Any]:
             cuda=torch.version.cuda,
             architecture=f"sm_{major}{minor}",
             cuda_path=block_sparse_native.cuda_path(),
+            densify_plan=block_sparse_native.densify_mode(),
         )
     return facts

@@ -79,7 +79,12 @@ def _cuda() -> dict[str, Any]:
                 "memory_gib": round(properties.total_memory / 2**30, 1),
             }
         )
-    return {"built": block_sparse_native.with_cuda, "missing": environment.cuda_missing(), "gpus": gpus}
+    return {
+        "built": block_sparse_native.with_cuda,
+        "missing": environment.cuda_missing(),
+        "gpus": gpus,
+        "densify_plan": block_sparse_native.densify_mode(),
+    }
 
 
 def cpu_plans() -> list[dict[str, str]]:
@@ -131,6 +136,7 @@ def render(facts: dict[str, Any]) -> str:
     if not cuda["gpus"]:
         lines.append("  GPUs visible        none")
     if facts["plans"]["cuda"]:
+        lines.append(f"  densify plan        {cuda['densify_plan']} (BLOCK_SPARSE_DENSIFY)")
         lines.append("  tiles               tokens x features; weight gradient: features x features")
     lines += [f"  {plan['dtype']:10}{plan['blocks']:18}{plan['kernel']}" for plan in facts["plans"]["cuda"]]
     return "\n".join(lines)

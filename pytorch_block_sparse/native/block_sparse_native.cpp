@@ -12,8 +12,10 @@
 #include "cpu/cpu_kernels.h"
 #include "cuda_backend.h"
 #include "cuda_plans.h"
+#include "densify_mode.h"
 #include "operators.h"
 #include "packed_index.h"
+#include "plan_record.h"
 #include "work_list.h"
 
 namespace block_sparse {
@@ -451,6 +453,42 @@ PYBIND11_MODULE(block_sparse_native, m) {
 #else
   m.attr("with_cuda") = false;
 #endif
+  m.def(
+      "densify_mode", [] { return block_sparse::densify_mode_name(block_sparse::densify_mode()); },
+      "When CUDA products run as densify + cuBLAS: auto, never or always.");
+  m.def(
+      "set_densify_mode",
+      [](const std::string& mode) { block_sparse::set_densify_mode(block_sparse::parse_densify_mode("mode", mode)); },
+      "Of the process.", pybind11::arg("mode"));
+  m.def(
+      "last_plan",
+      []() -> std::optional<std::string> {
+        const auto plan = block_sparse::last_plan();
+        if (plan == block_sparse::Plan::kNone) return std::nullopt;
+        return block_sparse::plan_name(plan);
+      },
+      "The plan of this thread's last CUDA product: sm90, sm80 or densify; None before any.");
+  m.def(
+      "densify_choice",
+      [](const std::string& operator_name, const std::string& dtype, const std::vector<int64_t>& geometry,
+         int64_t tokens, const std::string& activation, bool hopper, std::array<int, 2> compute_capability,
+         int multiprocessors, int64_t memory, const std::string& mode) {
+        block_sparse::Product product{};
+        block_sparse::parse_names(operator_name, dtype, &product);
+        product.hopper = hopper;
+        product.activation = block_sparse::ops::parse_activation(activation);
+        product.geometry = block_sparse::parse_geometry(geometry);
+        product.tokens = tokens;
+        const block_sparse::Gpu gpu{compute_capability[0], compute_capability[1], multiprocessors, memory};
+        const auto seconds = block_sparse::predict_seconds(product, gpu);
+        return std::tuple(block_sparse::chooses_densify(product, gpu, block_sparse::parse_densify_mode("mode", mode)),
+                          seconds.blocks, seconds.densify);
+      },
+      "(whether it densifies, predicted seconds on the blocks, predicted seconds densified); memory in bytes.",
+      pybind11::arg("operator"), pybind11::arg("dtype"), pybind11::arg("geometry"), pybind11::arg("tokens"),
+      pybind11::arg("activation") = "none", pybind11::arg("hopper") = true,
+      pybind11::arg("compute_capability") = std::array<int, 2>{9, 0}, pybind11::arg("multiprocessors") = 132,
+      pybind11::arg("memory") = int64_t(140) << 30, pybind11::arg("mode") = "auto");
   m.def("cpu_capability", &block_sparse::cpu::capability, "Instruction set of the CPU kernels that run here.");
   m.def("cpu_bfloat16_arithmetic", &block_sparse::cpu::bfloat16_arithmetic,
         "How bfloat16 is multiplied on the CPU: brgemm, pairs or float32.");

@@ -8,7 +8,10 @@
 #include <cstdlib>
 #include <string>
 
+#include "cuda_check.h"
+#include "cuda_densify.h"
 #include "cuda_kernels.h"
+#include "plan_record.h"
 
 namespace block_sparse::cuda {
 namespace {
@@ -31,13 +34,6 @@ bool keeps_to_sm80() {
   return keeps;
 }
 
-void check_launch(const char* error) {
-  TORCH_CHECK(
-      error == nullptr, "pytorch_block_sparse: a CUDA kernel could not be launched: ", error,
-      ". If there is no kernel image for this GPU, rebuild with TORCH_CUDA_ARCH_LIST naming its compute capability "
-      "(python -m pytorch_block_sparse info shows what was built)");
-}
-
 // Workspace of a launch on the current stream.
 c10::DataPtr allocate(size_t bytes) {
   return bytes ? c10::cuda::CUDACachingAllocator::get()->allocate(bytes) : c10::DataPtr();
@@ -45,6 +41,25 @@ c10::DataPtr allocate(size_t bytes) {
 
 Float32Precision float32_precision() {
   return at::globalContext().allowTF32CuBLAS() ? Float32Precision::kTF32 : Float32Precision::kHighest;
+}
+
+// Densifies if that is the plan, and notes which plan runs; otherwise the caller launches the kernel on the blocks.
+template <class Problem>
+bool runs_densified(const Problem& problem, Operator op, Activation activation, bool hopper, bool can_densify = true) {
+  const cudaDeviceProp& properties = checked_device();
+  const Gpu gpu{properties.major, properties.minor, properties.multiProcessorCount, int64_t(properties.totalGlobalMem)};
+  const Product product{op,
+                        problem.dtype,
+                        float32_precision() == Float32Precision::kTF32,
+                        hopper,
+                        activation,
+                        problem.geometry,
+                        problem.tokens};
+  const DensifyMode mode = densify_mode();
+  const bool allowed = can_densify && (mode == DensifyMode::kAlways || may_call_dense());
+  const bool densified = allowed && chooses_densify(product, gpu, mode) && densify(problem);
+  record_plan(product, gpu, densified ? Plan::kDensify : hopper ? Plan::kSm90 : Plan::kSm80);
+  return densified;
 }
 
 }  // namespace
@@ -57,7 +72,10 @@ bool hopper_path() {
 void dense_sparse(const DenseSparseProblem& problem) {
   const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  if (hopper_path() && block_task_sm90_serves(problem)) {
+  const bool hopper = hopper_path() && block_task_sm90_serves(problem);
+  const Operator op = problem.direction == Direction::kForward ? Operator::kForward : Operator::kInputGradient;
+  if (runs_densified(problem, op, problem.activation, hopper)) return;
+  if (hopper) {
     const c10::DataPtr workspace = allocate(kBlockTaskSm90Workspace);
     return check_launch(launch_block_task_sm90(problem, workspace.get(), device, stream));
   }
@@ -69,7 +87,10 @@ void dense_sparse(const DenseSparseProblem& problem) {
 void sparse_support(const SparseSupportProblem& problem) {
   const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  if (hopper_path() && block_task_back_sm90_serves(problem)) {
+  const bool hopper = hopper_path() && block_task_back_sm90_serves(problem);
+  const bool plain = !problem.accumulate && problem.result_dtype == problem.dtype;
+  if (runs_densified(problem, Operator::kWeightGradient, Activation::kNone, hopper, plain)) return;
+  if (hopper) {
     const c10::DataPtr workspace = allocate(block_task_back_sm90_workspace(problem, device));
     return check_launch(launch_block_task_back_sm90(problem, workspace.get(), device, stream));
   }

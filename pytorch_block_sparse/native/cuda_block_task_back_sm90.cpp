@@ -45,9 +45,13 @@ uint64_t next_ticket() {
 }  // namespace
 
 bool block_task_back_sm90_serves(const SparseSupportProblem& problem) {
-  return (problem.dtype == DType::kBFloat16 || problem.dtype == DType::kFloat16) && problem.tokens > 0 &&
-         problem.index.work_lists && problem.geometry.nnz > 0 && problem.tokens < INT32_MAX - 64 &&
-         back_work_size(problem.geometry) > 0 && rows_serve_tma(problem.input, problem.input_stride) &&
+  const Geometry& geometry = problem.geometry;
+  // Past an edge the copy engine reads zeros, which times a NaN of the other operand is no zero.
+  const bool ragged =
+      geometry.out_features % geometry.block_height != 0 || geometry.in_features % geometry.block_width != 0;
+  return (problem.dtype == DType::kBFloat16 || problem.dtype == DType::kFloat16) && !ragged && problem.tokens > 0 &&
+         problem.index.work_lists && geometry.nnz > 0 && problem.tokens < INT32_MAX - 64 &&
+         back_work_size(geometry) > 0 && rows_serve_tma(problem.input, problem.input_stride) &&
          rows_serve_tma(problem.output_gradient, problem.output_gradient_stride) && is_aligned(problem.values_gradient);
 }
 

@@ -16,14 +16,6 @@ inline bool rows_aligned(const void* pointer, int64_t stride, size_t element_siz
   return is_aligned(pointer) && stride * element_size % 16 == 0;
 }
 
-// The largest piece that both sides of a block are multiples of; 0 where only the generic kernel serves.
-inline int piece_side(const Geometry& geometry) {
-  for (int side : {128, 64, 32, 16}) {
-    if (geometry.block_height % side == 0 && geometry.block_width % side == 0) return side;
-  }
-  return 0;
-}
-
 inline const char* status_message(cudaError_t status) {
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace block_sparse {
 
@@ -28,6 +29,14 @@ struct Geometry {
   int64_t grid_rows() const { return (out_features + block_height - 1) / block_height; }  // R
   int64_t grid_cols() const { return (in_features + block_width - 1) / block_width; }     // C
 };
+
+// The largest piece that both sides of a block are multiples of; 0 where only CUDA's generic kernel serves.
+inline int piece_side(const Geometry& geometry) {
+  for (int side : {128, 64, 32, 16}) {
+    if (geometry.block_height % side == 0 && geometry.block_width % side == 0) return side;
+  }
+  return 0;
+}
 
 // The arrays of a pattern, views of one packed index (packed_index.h). A slot is a block's place in `values`.
 struct PatternIndex {
