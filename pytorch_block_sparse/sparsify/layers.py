@@ -34,6 +34,8 @@ class TargetLayer:
         block_shape: (bh, bw).
         activation: of the new layer, or None.
         pinned: whether a rule names this layer's density, so that no allocation changes it.
+        activation_pinned: whether a rule names its activation.
+        activation_name: the attribute of the parent whose module the new layer's activation replaces, or None.
     """
 
     name: str
@@ -43,6 +45,8 @@ class TargetLayer:
     block_shape: tuple[int, int]
     activation: str | None = None
     pinned: bool = False
+    activation_pinned: bool = False
+    activation_name: str | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -145,6 +149,7 @@ def select_layers(
             block_shape=rule.get("block_shape", block_shape),
             activation=rule.get("activation"),
             pinned="density" in rule,
+            activation_pinned="activation" in rule,
         )
         targets.append(target)
     if not targets:
