@@ -163,6 +163,10 @@ def _check_loaded(layer: BlockSparseLinear, record: LayerRecord) -> None:
         expected["bias"] = (record.shape[0],)
     for name, shape in expected.items():
         tensor = getattr(layer, name)
+        if tensor.is_meta:
+            raise BlockSparseError(
+                f"device_map must not offload layer {record.path!r} to the disk: its indices are checked on loading"
+            )
         # transformers marks what it has loaded; without the mark the tensor holds whatever the memory held.
         if not getattr(tensor, "_is_hf_initialized", False):
             raise BlockSparseError(f"layer {record.path!r}: {name} is missing in the file")
