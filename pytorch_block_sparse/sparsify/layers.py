@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..checks import check_pair
-from ..dense_layers import dense_weight, is_conv1d
+from ..dense_layers import dense_weight
 from ..errors import BlockSparseError
 from ..pattern import block_grid, blocks_at_density
 
@@ -120,7 +120,7 @@ def select_layers(
     places, owners = module_places(model), _weight_owners(model)
     targets: list[TargetLayer] = []
     skipped: dict[str, str] = {}
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) or is_conv1d(m)}
+    linears = {name: m for name, m in model.named_modules() if dense_weight(m) is not None}
     for argument, selectors in (("rules", [s for s, _ in parsed]), ("include", included or []), ("exclude", excluded)):
         for selector in selectors:
             if isinstance(selector, str) and not any(re.fullmatch(selector, name) for name in linears):
