@@ -8,7 +8,6 @@ refused. Code outside of that module that calls the layer or the activation by i
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import itertools
 import textwrap
@@ -76,12 +75,12 @@ def following_activation(target: TargetLayer) -> str:
         raise NotFusable(
             f"{type(follower).__name__} is no activation of BlockSparseLinear" if known else NOTHING_FOLLOWS
         )
-    if follower._forward_hooks or follower._forward_pre_hooks or follower._backward_hooks:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(follower, each) for each in hooks):
         raise NotFusable(f"its {type(follower).__name__} has hooks, which would be lost")
     return name
 
 
-@functools.cache
 def _consumer(parent: type[nn.Module], layer: str) -> str | None:
     """The attribute that the parent's forward calls on what ``self.<layer>`` returns, and on nothing else, or None.
 
