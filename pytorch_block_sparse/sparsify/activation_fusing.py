@@ -22,7 +22,16 @@ from .layers import TargetLayer
 NOTHING_FOLLOWS = "no activation module follows it"
 
 # Code that may run at another time than where it stands, or leave a statement half-way.
-_INDIRECT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Try, ast.Yield, ast.YieldFrom)
+_INDIRECT = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Lambda,
+    ast.ClassDef,
+    ast.Try,
+    ast.Yield,
+    ast.YieldFrom,
+    ast.Global,
+)
 
 
 class NotFusable(Exception):
@@ -137,14 +146,14 @@ def _only_call(function: ast.FunctionDef, attribute: str) -> ast.Call | None:
 
 
 def _called_attribute(node: ast.AST, function: ast.FunctionDef) -> str | None:
-    """ "act" of ``self.act(x)``."""
+    """The name ``act``, if the node is ``self.act(x)``."""
     if isinstance(node, ast.Call) and node.func in list(_attributes_of_self(function)):
         return node.func.attr
     return None
 
 
 def _direct_consumer(function: ast.FunctionDef, call: ast.Call) -> str | None:
-    """ "act" where the source says ``self.act(self.layer(x))``."""
+    """The name ``act`` where the source says ``self.act(self.layer(x))``."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and node.args == [call]:
             return _called_attribute(node, function)
@@ -152,9 +161,9 @@ def _direct_consumer(function: ast.FunctionDef, call: ast.Call) -> str | None:
 
 
 def _next_statement_consumer(function: ast.FunctionDef, call: ast.Call) -> str | None:
-    """ "act" where it says ``h = self.layer(x)`` and then ``h = self.act(h)`` or ``return ... self.act(h) ...``.
+    """The name ``act`` where it says ``h = self.layer(x)``, then ``h = self.act(h)`` or ``return ... self.act(h) ...``.
 
-    In the first form another name may be assigned to, if ``h`` is read nowhere else.
+    The first may assign to another name if ``h`` is read nowhere else.
     """
     for statements in _statement_lists(function):
         for first, second in itertools.pairwise(statements):
@@ -166,7 +175,7 @@ def _next_statement_consumer(function: ast.FunctionDef, call: ast.Call) -> str |
             reads, everywhere = _reads(second, name), _reads(function, name)
             rebound = isinstance(second, ast.Assign) and [_name(target) for target in second.targets] == [name]
             gone = isinstance(second, ast.Return) or rebound or len(everywhere) == 1
-            if len(reads) != 1 or not gone or second.value is None:
+            if len(reads) != 1 or not gone:
                 return None
             for node in ast.walk(second.value):
                 if isinstance(node, ast.Call) and node.args == reads:
