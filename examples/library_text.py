@@ -50,36 +50,46 @@ def comments(path: Path) -> list[str]:
     return found
 
 
-def sentences(texts: list[str]) -> set[str]:
-    """The natural sentences in them: plain words and punctuation only, which leaves out code, arguments and tables."""
+def sentences(texts: list[str], plain: bool) -> set[str]:
+    """The natural sentences in them, without code and tables.
+
+    Args:
+        texts: docstrings or comments.
+        plain: words and ordinary punctuation alone, of 32 to 202 characters; else most of it has to be letters.
+    """
     paragraphs = [" ".join(text.split()) for whole in texts for text in whole.split("\n\n")]
-    found = (text for paragraph in paragraphs for text in re.split(r"(?<=[.!?]) +(?=[A-Z])", paragraph))
-    return {text for text in found if re.fullmatch(r"[A-Z][A-Za-z ,;'-]{30,200}[.!?]", text) and text.count(" ") > 5}
+    found = {text for paragraph in paragraphs for text in re.split(r"(?<=[.!?]) +(?=[A-Z])", paragraph)}
+    if plain:
+        return {
+            text for text in found if re.fullmatch(r"[A-Z][A-Za-z ,;'-]{30,200}[.!?]", text) and text.count(" ") > 5
+        }
+    return {text for text in found if re.fullmatch(r"[A-Z].{24,249}", text) and text.count(" ") > 3 and _letters(text)}
 
 
-def split_sentences(held_out: int, training: int | None = None, per_module: int = 20) -> tuple[list[str], list[str]]:
+def _letters(text: str) -> bool:
+    return sum(character.isalpha() or character == " " for character in text) > 0.85 * len(text)
+
+
+def split_sentences(held_out: int, training: int | None = None) -> tuple[list[str], list[str]]:
     """(held-out sentences, training sentences): none is in both, and no module gives to both.
 
     Args:
-        held_out: sentences of docstrings, at most 20 of a module.
-        training: sentences of docstrings and comments; None: all there are.
-        per_module: at most so many training sentences of a module.
+        held_out: plain sentences of docstrings, at most 20 of a module.
+        training: sentences of docstrings and comments, any of the library; None: all there are.
 
     Raises:
         SystemExit: there are not enough.
     """
     chance = random.Random(0)
-    seen: set[str] = set()
-    lists: tuple[list[str], list[str]] = ([], [])
+    evaluation: list[str] = []
+    others: set[str] = set()
     for path in module_paths():
-        if len(lists[1]) == training:
-            break
-        evaluated = len(lists[0]) < held_out
-        new = sorted(sentences(docstrings(path) + ([] if evaluated else comments(path))) - seen)
-        seen.update(new)
-        chosen = chance.sample(new, min(20 if evaluated else per_module, len(new)))
-        target, wanted = (lists[0], held_out) if evaluated else (lists[1], training)
-        target += chosen if wanted is None else chosen[: wanted - len(target)]
-    if len(lists[0]) < held_out or len(lists[1]) < (training or 1):
-        raise SystemExit(f"argument --sentences: the library has only {len(lists[0])} and {len(lists[1])} sentences")
-    return lists
+        if len(evaluation) < held_out:
+            new = sorted(sentences(docstrings(path), plain=True) - set(evaluation))
+            evaluation += chance.sample(new, min(20, len(new), held_out - len(evaluation)))
+        else:
+            others |= sentences(docstrings(path) + comments(path), plain=False)
+    found = sorted(others - set(evaluation))
+    if len(evaluation) < held_out or len(found) < (training or 1):
+        raise SystemExit(f"argument --sentences: the library has only {len(evaluation)} and {len(found)} sentences")
+    return evaluation, found if training is None else sorted(chance.sample(found, training))

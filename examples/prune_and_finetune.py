@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from pathlib import Path
 
@@ -33,7 +34,7 @@ parser.add_argument("--block", type=int, default=16, help="side of a block")
 parser.add_argument("--include", default=SPARSE_LAYERS, help="regular expression: the layers to prune")
 parser.add_argument("--seconds", type=float, default=120, help="of distillation, without the dense model's outputs")
 parser.add_argument("--calibration", type=int, default=512, help="sentences to calibrate with")
-parser.add_argument("--sentences", type=int, help="sentences to train on (default: all that the library has)")
+parser.add_argument("--sentences", type=int, default=12000, help="sentences to train on; 0.2 MB each is kept")
 parser.add_argument("--held-out", type=int, default=256, help="sentences to evaluate on")
 parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output", help="folder for the picture")
 parser.add_argument("--json", type=Path, help="also write the cosine after each step, times and settings to this file")
@@ -50,11 +51,9 @@ def note(step: str, model: torch.nn.Module) -> None:
 
 # %% The model and its sentences: none of them is in two of the three sets
 dense, tokenizer = load_model()
-wanted = None if options.sentences is None else options.sentences + options.calibration
-held_out, sentences = split_sentences(options.held_out, wanted, per_module=20 if wanted else 10**9)
-# Every so many-th, so that calibration sees all of the library too.
-calibration = sentences[:: len(sentences) // options.calibration][: options.calibration]
-training = sorted(set(sentences) - set(calibration))
+held_out, sentences = split_sentences(options.held_out, options.sentences + options.calibration)
+random.Random(1).shuffle(sentences)
+calibration, training = sentences[: options.calibration], sentences[options.calibration :]
 training = training[: len(training) // TRAINING_BATCH * TRAINING_BATCH]  # whole batches: see the loss below
 held_out = make_batches(held_out, 32, tokenizer, dense)
 calibration, batches = (

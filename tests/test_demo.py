@@ -94,7 +94,8 @@ def test_sentences_are_english_and_in_one_set_only(library_text, monkeypatch):
     held_out, training = library_text.split_sentences(16, 64)
     assert (len(held_out), len(training)) == (16, 64)
     assert len({*held_out, *training}) == 80
-    assert all(sentence[-1] in ".!?" and len(sentence.split()) > 6 for sentence in held_out + training)
+    assert all(sentence[-1] in ".!?" and len(sentence.split()) > 6 for sentence in held_out)
+    assert all(sentence[0].isupper() and len(sentence.split()) > 4 for sentence in training)
     assert library_text.split_sentences(16, 64) == (held_out, training), "the same draw every time"
     few = library_text.module_paths()[:20]
     monkeypatch.setattr(library_text, "module_paths", lambda: few)
