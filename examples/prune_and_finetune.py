@@ -33,6 +33,7 @@ parser.add_argument("--density", type=float, default=0.5, help="share of the blo
 parser.add_argument("--block", type=int, default=16, help="side of a block")
 parser.add_argument("--include", default=SPARSE_LAYERS, help="regular expression: the layers to prune")
 parser.add_argument("--seconds", type=float, default=120, help="of distillation, without the dense model's outputs")
+parser.add_argument("--learning-rate", type=float, default=1e-3, help="of distillation, at its highest")
 parser.add_argument("--calibration", type=int, default=512, help="sentences to calibrate with")
 parser.add_argument("--sentences", type=int, default=12000, help="sentences to train on; 0.2 MB each is kept")
 parser.add_argument("--held-out", type=int, default=256, help="sentences to evaluate on")
@@ -113,6 +114,7 @@ result = distill(
     dense,
     batches,
     seconds=options.seconds,
+    learning_rate=options.learning_rate,
     output=embeddings_and_states,
     loss=loss,
     parameters=list(sparse.encoder.parameters()),
@@ -131,6 +133,7 @@ if options.json is not None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "sentences": len(training),
+        "learning_rate": options.learning_rate,
         "cosine_before": cosines["optimal brain surgeon, refitted"],
         "cosine_after": cosines[f"distilled, {result.steps} steps"],
         "cosines": cosines,
