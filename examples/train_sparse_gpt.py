@@ -7,31 +7,28 @@ The three models see the same batches. In the sparse ones every linear layer of 
 have the same cost of a step. The table and the plot show the loss on text that no model trained on.
 
 Needs: pip install matplotlib tqdm. Nothing is downloaded: the text is the docstrings of your Python's own standard
-library (Copyright Python Software Foundation, PSF License Version 2: https://docs.python.org/3/license.html). They are
-read, not shipped.
+library, see library_text.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import math
-import os
-import random
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
 import torch
+from library_text import docstrings, module_paths
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
 from pytorch_block_sparse import BlockSparseError, BlockSparseLinear, SparseOptimizer
 from pytorch_block_sparse.cli.environment import pick_device
+from pytorch_block_sparse.plotting import new_figure
 from pytorch_block_sparse.text import table
 from pytorch_block_sparse.training import RigL
 
@@ -112,31 +109,17 @@ class GPT(nn.Module):
 
 def read_text(characters: int) -> tuple[str, str]:
     """(training text, held-out text): docstrings of the standard library, no module in both, printable ASCII."""
-    library = Path(os.__file__).parent
-    modules = sorted(path for path in library.rglob("*.py") if not {"site-packages", "test", "tests"} & set(path.parts))
-    random.Random(0).shuffle(modules)
     wanted = (int(characters * HELD_OUT_SHARE), characters)
     parts: tuple[list[str], list[str]] = ([], [])
     sizes = [0, 0]
-    for path in modules:
-        text = docstrings(path)
+    for path in module_paths():
+        text = "".join(f"{text}\n\n" for text in docstrings(path) if len(text) > 40 and text.isascii())
         target = 0 if sizes[0] < wanted[0] else 1
         parts[target].append(text)
         sizes[target] += len(text)
         if sizes[1] >= wanted[1]:
             break
     return "".join(parts[1])[: wanted[1]], "".join(parts[0])[: wanted[0]]
-
-
-def docstrings(path: Path) -> str:
-    """A Python file's docstrings, each followed by an empty line."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return ""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
-    return "".join(f"{text}\n\n" for text in texts if len(text) > 40 and text.isascii())
 
 
 def encode(text: str, vocabulary: list[str]) -> Tensor:
@@ -259,10 +242,8 @@ def print_table(runs: list[Run], characters: int, options: argparse.Namespace) -
 
 def plot(runs: list[Run], options: argparse.Namespace) -> Path:
     """Draws the loss curves; returns the PNG's path."""
-    matplotlib.use("Agg")  # needs no display
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure = new_figure(figsize=(7, 4.2))
+    axis = figure.subplots()
     for run in runs:
         label = run.name if run.name == "dense" else f"{run.name}, density {options.density:g}"
         axis.plot(run.steps, run.losses, label=f"{label}: {run.losses[-1]:.3f}", color=COLORS[run.name], linewidth=2)
@@ -273,7 +254,6 @@ def plot(runs: list[Run], options: argparse.Namespace) -> Path:
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "train_sparse_gpt.png"
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return path
 
 

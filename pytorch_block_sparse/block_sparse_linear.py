@@ -12,6 +12,8 @@ from . import ops
 from .block_sparse import BlockSparseMatrix, strongest_blocks
 from .blocks import clear_past_edges, gather_blocks, to_grid
 from .checks import check_int, check_pair
+from .dense_layers import as_linear, is_conv1d
+from .dense_origin import DenseOrigin
 from .errors import BlockSparseError
 from .main_grad import check_main_grad, fitted_main_grad, new_main_grad
 from .pattern import BlockPattern, block_grid, blocks_at_density
@@ -45,6 +47,7 @@ class BlockSparseLinear(nn.Module):
         bias: parameter [O], or None.
         block_coords: buffer, int32 [nnz, 2]: the (block row, block column) of each slot. Everything derived from it is
             cached on :attr:`pattern` and rebuilt, validated, when it changes.
+        dense_origin: what it stands for in a model: :func:`densify` puts that back.
 
     Shape:
         x [..., I] -> [..., O], with any leading dimensions.
@@ -67,6 +70,7 @@ class BlockSparseLinear(nn.Module):
     values: nn.Parameter
     bias: nn.Parameter | None
     block_coords: Tensor
+    dense_origin: DenseOrigin = DenseOrigin()
 
     def __init__(
         self,
@@ -137,13 +141,15 @@ class BlockSparseLinear(nn.Module):
         """A layer that holds blocks of ``linear``, exactly and unscaled, with its bias, device, dtype and mode.
 
         Args:
-            linear: the dense layer; it is not changed.
+            linear: ``nn.Linear`` or transformers' ``Conv1D``; it is not changed.
             density: keep the most important blocks, this share of them. None: every block that is not all zero.
             pattern: keep these blocks instead.
             block_shape: (bh, bw), (32, 32) unless the pattern carries one.
             importance: "magnitude" (a block's Euclidean norm), or a score for every block, [R, C].
             activation: as in the constructor.
         """
+        origin = DenseOrigin(type(linear)) if is_conv1d(linear) else DenseOrigin()
+        linear = as_linear(linear) if is_conv1d(linear) else linear
         weight = _dense_weight(linear)
         if pattern is None:
             block_shape = check_pair("block_shape", DEFAULT_BLOCK_SHAPE if block_shape is None else block_shape)
@@ -152,7 +158,7 @@ class BlockSparseLinear(nn.Module):
             else:
                 pattern = _strongest_pattern(weight, density, block_shape, importance)
             density = None
-        return cls(
+        layer = cls(
             0,
             0,
             density=density,
@@ -160,15 +166,20 @@ class BlockSparseLinear(nn.Module):
             block_shape=block_shape,
             pattern=pattern,
             activation=activation,
-        ).train(linear.training)
+        )
+        layer.dense_origin = origin
+        return layer.train(linear.training)
 
-    def to_linear(self) -> nn.Linear:
+    def to_linear(self, *, without_activation: bool = False) -> nn.Linear:
         """The dense layer with the same weight and bias.
+
+        Args:
+            without_activation: leave out the layer's activation, if it has one.
 
         Raises:
             BlockSparseError: the layer has an activation, which ``nn.Linear`` has not.
         """
-        if self.activation is not None:
+        if self.activation is not None and not without_activation:
             raise BlockSparseError(f"to_linear needs activation None, got {self.activation!r}: nn.Linear has none")
         linear = nn.Linear(
             self.in_features, self.out_features, self.bias is not None, device="meta", dtype=self.values.dtype

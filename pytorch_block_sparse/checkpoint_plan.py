@@ -11,7 +11,7 @@ from .block_sparse_linear import BlockSparseLinear
 from .checkpoint_file import SavedModel
 from .errors import BlockSparseError
 from .layer_record import LayerRecord
-from .layer_replacement import check_fits, keeps_geometry, new_layer, set_module
+from .layer_replacement import check_fits, keeps_geometry, new_layer, put_layer
 
 _SHOWN_NAMES = 6
 
@@ -22,13 +22,13 @@ class LoadPlan:
 
     Attributes:
         kept: layers of the model that take the saved tensors, with their record.
-        replaced: {path: the new layer}, filled already; one object for all paths of a shared module.
+        replaced: {path: (the new layer, its record)}, filled already; one object for all paths of a shared module.
         tensors: {name: the model's parameter or buffer} that is not part of a sparse layer.
         empty_buffers: the same for buffers that hold no data and are in no state dict.
     """
 
     kept: dict[str, tuple[BlockSparseLinear, LayerRecord]] = field(default_factory=dict)
-    replaced: dict[str, BlockSparseLinear] = field(default_factory=dict)
+    replaced: dict[str, tuple[BlockSparseLinear, LayerRecord]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     empty_buffers: dict[str, Tensor] = field(default_factory=dict)
 
@@ -55,8 +55,8 @@ def _plan(saved: SavedModel, model: nn.Module, device: torch.device) -> LoadPlan
     modules = dict(model.named_modules(remove_duplicate=False))
     to_replace: dict[str, tuple[nn.Module, LayerRecord]] = {}
     for record in saved.description.layers:
-        module = modules.get(record.path)
-        check_fits(record, module)
+        check_fits(record, record.path, modules)
+        module = modules[record.path]
         if keeps_geometry(record, module):
             plan.kept[record.path] = (module, record)
         elif record.path == "":
@@ -173,7 +173,7 @@ def _make_layers(
                     if tied is not parameter and (tied.device, tied.dtype) == (parameter.device, parameter.dtype):
                         layer.register_parameter(name, tied)
             by_module[id(module)] = layer
-        plan.replaced[path] = layer
+        plan.replaced[path] = (layer, record)
 
 
 def _fill(layer: BlockSparseLinear, saved: SavedModel, record: LayerRecord) -> None:
@@ -190,8 +190,8 @@ def carry_out(plan: LoadPlan, saved: SavedModel, model: nn.Module, device: torch
         model: the same model.
         device: where tensors go that are on the meta device now.
     """
-    for path, layer in plan.replaced.items():
-        set_module(model, path, layer)
+    for path, (layer, record) in plan.replaced.items():
+        put_layer(model, record, path, layer)
     for layer, record in plan.kept.values():
         if layer.values.is_meta:
             layer.to(record.torch_dtype).to_empty(device=device)

@@ -27,7 +27,7 @@ from .block_sparse_linear import BlockSparseLinear
 from .dense_layers import dense_weight
 from .errors import BlockSparseError
 from .layer_record import LayerRecord, sparse_layers
-from .layer_replacement import check_fits, new_layer, set_module
+from .layer_replacement import check_fits, new_layer, put_layer
 from .optional import require
 from .pretrained_config import QUANT_METHOD, config_of_records, records_of_config
 
@@ -98,13 +98,13 @@ class BlockSparseQuantizer(_HfQuantizer):
     ) -> None:
         _check_files(checkpoint_files or [])
         self._layers = _locate(self.quantization_config.records, model)
-        modules = {path: model.get_submodule(path) for path in self._layers}
+        modules = dict(model.named_modules(remove_duplicate=False))
         for path, record in self._layers.items():
-            check_fits(record, modules[path])
+            check_fits(record, path, modules)
         # The dtype that was asked of from_pretrained is the one that the dense layers have.
-        self._dtypes = {path: dense_weight(module).dtype for path, module in modules.items()}
+        self._dtypes = {path: dense_weight(modules[path]).dtype for path in self._layers}
         for path, record in self._layers.items():
-            set_module(model, path, new_layer(record, modules[path], dtype=self._dtypes[path]))
+            put_layer(model, record, path, new_layer(record, modules[path], dtype=self._dtypes[path]))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
         for path, record in self._layers.items():
@@ -163,6 +163,10 @@ def _check_loaded(layer: BlockSparseLinear, record: LayerRecord) -> None:
         expected["bias"] = (record.shape[0],)
     for name, shape in expected.items():
         tensor = getattr(layer, name)
+        if tensor.is_meta:
+            raise BlockSparseError(
+                f"device_map must not offload layer {record.path!r} to the disk: its indices are checked on loading"
+            )
         # transformers marks what it has loaded; without the mark the tensor holds whatever the memory held.
         if not getattr(tensor, "_is_hf_initialized", False):
             raise BlockSparseError(f"layer {record.path!r}: {name} is missing in the file")

@@ -31,6 +31,8 @@ class LayerRecord:
         bias: whether it has one.
         activation: None, or as in :class:`BlockSparseLinear`.
         dtype: of values and bias: "float64", "float32", "bfloat16" or "float16".
+        activation_name: the attribute of its parent that is an ``nn.Identity``, because the layer computes the
+            activation that the model's class has there; None, and not in the JSON, if it replaces none.
     """
 
     path: str
@@ -40,6 +42,7 @@ class LayerRecord:
     bias: bool
     activation: str | None
     dtype: str
+    activation_name: str | None = None
 
     @classmethod
     def of(cls, path: str, layer: BlockSparseLinear) -> LayerRecord:
@@ -53,6 +56,7 @@ class LayerRecord:
             bias=layer.bias is not None,
             activation=layer.activation,
             dtype=str(layer.values.dtype).removeprefix("torch."),
+            activation_name=layer.dense_origin.activation_name,
         )
 
     @classmethod
@@ -62,8 +66,9 @@ class LayerRecord:
         Raises:
             BlockSparseError: a field is missing, unknown or out of range; the message names the layer.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(fields, dict) or set(fields) != set(names):
+        optional = {"activation_name"}
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in optional]
+        if not isinstance(fields, dict) or set(fields) - optional != set(names):
             raise BlockSparseError(f"a layer must be an object with the fields {', '.join(names)}, got {fields!r:.200}")
         path = fields["path"]
         if not isinstance(path, str):
@@ -78,15 +83,25 @@ class LayerRecord:
             if fields["activation"] is not None and not isinstance(fields["activation"], str):
                 raise BlockSparseError(f"activation must be a string or null, got {fields['activation']!r}")
             check_activation(fields["activation"])
+            activation_name = fields.get("activation_name")
+            if activation_name is not None and not (isinstance(activation_name, str) and fields["activation"]):
+                raise BlockSparseError(
+                    f"activation_name must be a string, with an activation, or missing, got {activation_name!r:.200}"
+                )
             if fields["dtype"] not in tuple(_DTYPE_BY_NAME):
                 raise BlockSparseError(f"dtype must be one of {', '.join(_DTYPE_BY_NAME)}, got {fields['dtype']!r}")
         except BlockSparseError as error:
             raise BlockSparseError(f"layer {path!r}: {error}") from None
-        return cls(path, shape, block_shape, nnz, fields["bias"], fields["activation"], fields["dtype"])
+        return cls(
+            path, shape, block_shape, nnz, fields["bias"], fields["activation"], fields["dtype"], activation_name
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with the attributes as fields."""
-        return {**dataclasses.asdict(self), "shape": list(self.shape), "block_shape": list(self.block_shape)}
+        fields = {**dataclasses.asdict(self), "shape": list(self.shape), "block_shape": list(self.block_shape)}
+        if self.activation_name is None:
+            del fields["activation_name"]
+        return fields
 
     @property
     def torch_dtype(self) -> torch.dtype:

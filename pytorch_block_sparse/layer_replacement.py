@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from .block_sparse_linear import BlockSparseLinear
 from .dense_layers import dense_weight
+from .dense_origin import DenseOrigin, activation_of
 from .errors import BlockSparseError
 from .layer_record import LayerRecord
 from .pattern import BlockPattern
 
 
-def check_fits(record: LayerRecord, module: nn.Module | None) -> None:
-    """Raises:
-    BlockSparseError: the recorded layer cannot stand where ``module`` is; the message names the layer.
+def check_fits(record: LayerRecord, path: str, modules: Mapping[str, nn.Module]) -> None:
+    """Checks that the recorded layer can stand at ``path``.
+
+    Args:
+        record: of a layer.
+        path: in the model, which may name it otherwise than the file.
+        modules: of the model, by path.
+
+    Raises:
+        BlockSparseError: it cannot; the message names the layer.
     """
+    module = modules.get(path)
     if module is None:
         raise BlockSparseError(f"layer {record.path!r}: the model has no such module")
     if isinstance(module, BlockSparseLinear):
@@ -38,6 +50,21 @@ def check_fits(record: LayerRecord, module: nn.Module | None) -> None:
             f"layer {record.path!r}: saved {with_or_without[record.bias]} a bias, the model's layer is "
             f"{with_or_without[not record.bias]} one"
         )
+    if record.activation_name is not None:
+        _check_activation(record, path, modules)
+
+
+def _check_activation(record: LayerRecord, path: str, modules: Mapping[str, nn.Module]) -> None:
+    module = modules[path]
+    found = modules[path.rpartition(".")[0]]._modules.get(record.activation_name) if path else None
+    origin = module.dense_origin if isinstance(module, BlockSparseLinear) else DenseOrigin()
+    if origin.activation_name == record.activation_name and type(found) is nn.Identity:
+        found = origin.activation_module
+    if activation_of(found) != record.activation:
+        raise BlockSparseError(
+            f"layer {record.path!r}: its saved {record.activation} stands for the module {record.activation_name!r}, "
+            f"where the model has {'none' if found is None else type(found).__name__}"
+        )
 
 
 def keeps_geometry(record: LayerRecord, module: nn.Module) -> bool:
@@ -46,6 +73,7 @@ def keeps_geometry(record: LayerRecord, module: nn.Module) -> bool:
         isinstance(module, BlockSparseLinear)
         and module.block_shape == record.block_shape
         and module.activation == record.activation
+        and module.dense_origin.activation_name == record.activation_name
     )
 
 
@@ -83,9 +111,31 @@ def new_layer(
     layer.values.requires_grad_(weight.requires_grad)
     if layer.bias is not None:
         layer.bias.requires_grad_(like.bias.requires_grad)
-    # What densify() makes of it again.
-    layer.dense_type = getattr(like, "dense_type", nn.Linear) if isinstance(like, BlockSparseLinear) else type(like)
+    layer_type = like.dense_origin.layer_type if isinstance(like, BlockSparseLinear) else type(like)
+    layer.dense_origin = DenseOrigin(layer_type)
     return layer.train(like.training)
+
+
+def put_layer(model: nn.Module, record: LayerRecord, path: str, layer: BlockSparseLinear) -> None:
+    """Puts a recorded layer at ``path``, which is not the model itself, and the activation beside it in order.
+
+    An activation that the layer computes gives way to an ``nn.Identity``; one that only the former layer computed is
+    back in its place.
+    """
+    parent_path, _, name = path.rpartition(".")
+    parent = model.get_submodule(parent_path)
+    former = parent._modules[name]
+    if former is layer:
+        return  # the parent hangs in several places
+    if isinstance(former, BlockSparseLinear) and former.dense_origin.activation_name is not None:
+        setattr(parent, former.dense_origin.activation_name, former.dense_origin.activation_module)
+    setattr(parent, name, layer)
+    if record.activation_name is not None:
+        activation = parent._modules[record.activation_name]
+        layer.dense_origin = replace(
+            layer.dense_origin, activation_name=record.activation_name, activation_module=activation
+        )
+        setattr(parent, record.activation_name, nn.Identity().train(activation.training))
 
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:

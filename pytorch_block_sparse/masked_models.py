@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .block_sparse import BlockSparseMatrix
 from .block_sparse_linear import BlockSparseLinear
 from .checks import check_pair
-from .dense_layers import as_linear, dense_weight, is_conv1d
+from .dense_layers import dense_weight, is_conv1d
 from .errors import BlockSparseError
 from .layer_replacement import set_module
 from .pattern import BlockPattern
@@ -109,7 +109,7 @@ def replace_masked_layers(
                 f"got {type(module).__name__ if module is not None else 'no such module'}"
             )
         _check_not_shared(model, path, module)
-        layer = BlockSparseLinear.from_linear(as_linear(module), pattern=pattern)
+        layer = BlockSparseLinear.from_linear(module, pattern=pattern)
         # == compares -0.0 and 0.0 as equal, and NaN as lost, as it should be.
         if not torch.equal(layer.weight.to_dense(), dense_weight(module)):
             raise BlockSparseError(f"the pattern of {path!r} leaves out elements of the weight that are not zero")

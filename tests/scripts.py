@@ -7,7 +7,9 @@ from types import ModuleType
 
 
 def load_script(path: Path) -> ModuleType:
-    """The script at ``path`` as a module."""
+    """The script at ``path`` as a module, which may import its neighbours as it does when it is run."""
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

@@ -271,7 +271,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
 def test_conv1d_is_remembered(tmp_path):
     sparse_model("gpt2").save_pretrained(tmp_path)
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert model.transformer.h[0].mlp.c_fc.dense_type is transformers.pytorch_utils.Conv1D
+    assert model.transformer.h[0].mlp.c_fc.dense_origin.layer_type is transformers.pytorch_utils.Conv1D
 
 
 def test_info_shows_a_pretrained_directory(tmp_path, capsys):

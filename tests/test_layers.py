@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pytorch_block_sparse"
 # A module or subpackage imports from the lines above its own, never from its own line or below. Every one has a line.
 PYTHON_LAYERS = (
     {"errors"},
-    {"checks", "dense_layers", "main_grad", "optional", "text"},
+    {"checks", "dense_layers", "dense_origin", "main_grad", "optional", "text"},
     {"pattern_index", "plotting"},
     {"pattern"},
     {"pattern_input", "blocks", "reference", "native"},

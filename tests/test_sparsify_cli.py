@@ -40,7 +40,7 @@ def test_sparsify_saves_a_model_that_loads(saved_model, tmp_path, capsys):
     text, output = tmp_path / "text.txt", tmp_path / "out"
     text.write_text(TEXT)
     arguments = ["sparsify", str(saved_model), str(output), "--density", "0.5", "--block", "16", "--device", "cpu"]
-    assert cli.main([*arguments, "--calibration", str(text), "--exclude", r"pooler\..*"]) == 0
+    assert cli.main([*arguments, "--calibration", str(text), "--exclude", r"pooler\..*", "--fuse-activation"]) == 0
     printed = capsys.readouterr()
     assert "encoder.layer.1.output.dense" in printed.out and "importance obs" in printed.out
     assert "sparsify" in printed.err, "the progress bar"
@@ -48,6 +48,7 @@ def test_sparsify_saves_a_model_that_loads(saved_model, tmp_path, capsys):
     assert facts["refit"] and facts["density"] == pytest.approx(0.5) and len(facts["layers"]) == 12
     model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(output))
     checkpoint.load_sparse(output, model)
+    assert model.encoder.layer[0].intermediate.dense.activation == "gelu"
     layers = [module for module in model.modules() if isinstance(module, BlockSparseLinear)]
     assert len(layers) == 12 and {layer.block_shape for layer in layers} == {(16, 16)}
     tokens = transformers.AutoTokenizer.from_pretrained(output)("the cat runs", return_tensors="pt")

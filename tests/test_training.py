@@ -643,6 +643,11 @@ def test_a_model_loaded_without_the_optimizers_state_is_an_error():
     model.load_state_dict(small.state_dict())
     with pytest.raises(BlockSparseError, match="layer '0' must have the 24 blocks whose movement is known, got 12"):
         train(model, optimizer, batches(1))
+    # Trainer gives the optimizer its own state back in between, and its saved one later.
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state_dict()["layers"]["0"]["movement"] is None
+    with pytest.raises(BlockSparseError, match="whose movement is known"):
+        optimizer.step()
 
 
 # Arguments

@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allocation", choices=ALLOCATIONS, default="uniform", help="how layers share the blocks (default: uniform)")
     add("--include", action="append", metavar="REGEX", help="convert only layers of these names; repeatable")
     add("--exclude", action="append", metavar="REGEX", help="leave layers of these names dense; repeatable")
+    add(
+        "--fuse-activation",
+        action="store_true",
+        help="have layers compute the activation that follows, where it is safe",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--plot", type=Path, metavar="IMAGE", help="draw block maps, densities and errors to this file")
 
@@ -75,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         importance=options.importance or ("magnitude" if batches is None else "obs"),
         allocation=options.allocation,
         calibration=batches,
+        fuse_activation=options.fuse_activation,
         progress=True,
     )
     save_sparse(model, options.output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from .. import text
 from ..block_sparse import strongest_blocks
 from ..block_sparse_linear import BlockSparseLinear
 from ..blocks import gather_blocks, scatter_blocks
-from ..dense_layers import as_linear
 from ..errors import BlockSparseError
 from ..pattern import BlockPattern
 from . import allocation as allocations
+from .activation_fusing import fuse_activations
 from .calibration import (
     Batch,
     Moments,
@@ -49,6 +49,7 @@ def sparsify(
     allocation: str = "uniform",
     calibration: Iterable[Batch] | None = None,
     refit: bool | None = None,
+    fuse_activation: bool = False,
     inplace: bool = True,
     dry_run: bool = False,
     progress: bool = False,
@@ -77,6 +78,9 @@ def sparsify(
         calibration: model inputs: mappings (keyword arguments), tuples or tensors. A few hundred sentences or images.
             With an ``attention_mask`` [B, T], masked tokens do not count.
         refit: whether the kept blocks are refitted by least squares; if not given, whether there is calibration.
+        fuse_activation: have layers compute the ReLU, GELU or SiLU module that follows them; an ``nn.Identity`` takes
+            its place. Done where the source of the parent's forward shows that the activation follows this layer alone,
+            and that nothing else uses what the layer returns; the report tells of each. :func:`densify` restores it.
         inplace: convert ``model`` itself; else a deep copy of it. The report has the result as ``model``.
         dry_run: report everything, but leave the model as it is.
         progress: show a progress bar.
@@ -104,6 +108,9 @@ def sparsify(
     if not inplace and not dry_run:
         model = copy.deepcopy(model)
     targets, skipped = select_layers(model, density, block_shape, rules, include, exclude)
+    not_fused: dict[str, str] = {}
+    if fuse_activation:
+        targets, not_fused = fuse_activations(targets)
     conversion = _Conversion(
         model, targets, measure, allocation, batches, batches is not None if refit is None else bool(refit), progress
     )
@@ -116,30 +123,36 @@ def sparsify(
         raise
     if dry_run:
         swap.undo()
-    return SparsifyReport(model, tuple(layers), skipped, measure.name, allocation, conversion.refit, dry_run)
+    return SparsifyReport(model, tuple(layers), skipped, measure.name, allocation, conversion.refit, dry_run, not_fused)
 
 
 def densify(model: nn.Module) -> nn.Module:
     """Replaces every :class:`BlockSparseLinear` in ``model``, in place, by the dense layer with the same weights.
 
-    What was transformers' ``Conv1D`` before :func:`sparsify` is one again; anything else becomes ``nn.Linear``.
+    What was transformers' ``Conv1D`` before :func:`sparsify` is one again; anything else becomes ``nn.Linear``. An
+    activation module that :func:`sparsify` has fused is back in its place.
 
     Returns:
         ``model``; the dense layer itself if ``model`` is a BlockSparseLinear.
 
     Raises:
-        BlockSparseError: a layer has an activation, which ``nn.Linear`` has not. Nothing is changed then.
+        BlockSparseError: a layer has an activation, which ``nn.Linear`` has not, and which replaced no module of
+            ``model``. Nothing is changed then.
     """
     if isinstance(model, BlockSparseLinear):
-        return _dense_layer("model", model)
+        return _dense_layer("model", model, None)
     if not isinstance(model, nn.Module):
         raise BlockSparseError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     places = module_places(model)
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BlockSparseLinear)]
-    dense = [(layer, _dense_layer(name, layer)) for name, layer in layers]
+    dense = [(layer, _dense_layer(name, layer, places[layer][0][0])) for name, layer in layers]
     swap = ModuleSwap()
     for layer, replacement in dense:
+        origin, parent = layer.dense_origin, places[layer][0][0]
         swap.replace(places[layer], layer, replacement)
+        if origin.activation_name is not None:
+            activation = origin.activation_module.train(layer.training)
+            swap.replace([(parent, origin.activation_name)], parent._modules[origin.activation_name], activation)
     return model
 
 
@@ -202,6 +215,10 @@ class _Conversion:
                     ]
                     for target, (layer, report) in zip(members, made, strict=True):
                         swap.replace(target.places, target.module, layer)
+                        origin = layer.dense_origin
+                        if origin.activation_name is not None:
+                            place = (target.places[0][0], origin.activation_name)
+                            swap.replace([place], origin.activation_module, nn.Identity().train(layer.training))
                         reports[target.name] = report
                     bar.update()
         return [reports[target.name] for target in self.targets]
@@ -270,6 +287,7 @@ class _Conversion:
             parameters=pattern.stored_elements() + (0 if layer.bias is None else layer.bias.numel()),
             bytes_before=sum(parameter.nbytes for parameter in target.module.parameters()),
             bytes=sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())),
+            activation=layer.activation,
         )
 
     def _solve(
@@ -298,22 +316,26 @@ def _bias(target: TargetLayer) -> Tensor | None:
 
 
 def _sparse_layer(target: TargetLayer, pattern: BlockPattern) -> BlockSparseLinear:
-    linear = as_linear(target.module)
-    layer = BlockSparseLinear.from_linear(linear, pattern=pattern, activation=target.activation)
-    layer.dense_type = type(target.module)  # for densify()
+    layer = BlockSparseLinear.from_linear(target.module, pattern=pattern, activation=target.activation)
+    if target.activation_name is not None:
+        activation = target.places[0][0]._modules[target.activation_name]
+        layer.dense_origin = replace(
+            layer.dense_origin, activation_name=target.activation_name, activation_module=activation
+        )
     return layer
 
 
-def _dense_layer(name: str, layer: BlockSparseLinear) -> nn.Module:
-    if layer.activation is not None:
+def _dense_layer(name: str, layer: BlockSparseLinear, parent: nn.Module | None) -> nn.Module:
+    origin = layer.dense_origin
+    place = None if parent is None else parent._modules.get(origin.activation_name)
+    if layer.activation is not None and type(place) is not nn.Identity:
         raise BlockSparseError(
             f"model must hold no layer with an activation, which a dense layer has not; {name} has {layer.activation!r}"
         )
-    linear = layer.to_linear()
-    dense_type = getattr(layer, "dense_type", nn.Linear)
-    if dense_type.__name__ != "Conv1D":
+    linear = layer.to_linear(without_activation=True)
+    if origin.layer_type.__name__ != "Conv1D":
         return linear
-    conv = dense_type(layer.out_features, layer.in_features).to(linear.weight)
+    conv = origin.layer_type(layer.out_features, layer.in_features).to(linear.weight)
     with torch.no_grad():
         conv.weight.copy_(linear.weight.t())
         conv.bias.copy_(linear.bias)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..checks import check_pair
-from ..dense_layers import dense_weight, is_conv1d
+from ..dense_layers import dense_weight
 from ..errors import BlockSparseError
 from ..pattern import block_grid, blocks_at_density
 
@@ -34,6 +34,8 @@ class TargetLayer:
         block_shape: (bh, bw).
         activation: of the new layer, or None.
         pinned: whether a rule names this layer's density, so that no allocation changes it.
+        activation_pinned: whether a rule names its activation.
+        activation_name: the attribute of the parent whose module the new layer's activation replaces, or None.
     """
 
     name: str
@@ -43,6 +45,8 @@ class TargetLayer:
     block_shape: tuple[int, int]
     activation: str | None = None
     pinned: bool = False
+    activation_pinned: bool = False
+    activation_name: str | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -116,7 +120,7 @@ def select_layers(
     places, owners = module_places(model), _weight_owners(model)
     targets: list[TargetLayer] = []
     skipped: dict[str, str] = {}
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) or is_conv1d(m)}
+    linears = {name: m for name, m in model.named_modules() if dense_weight(m) is not None}
     for argument, selectors in (("rules", [s for s, _ in parsed]), ("include", included or []), ("exclude", excluded)):
         for selector in selectors:
             if isinstance(selector, str) and not any(re.fullmatch(selector, name) for name in linears):
@@ -145,6 +149,7 @@ def select_layers(
             block_shape=rule.get("block_shape", block_shape),
             activation=rule.get("activation"),
             pinned="density" in rule,
+            activation_pinned="activation" in rule,
         )
         targets.append(target)
     if not targets:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..block_sparse_linear import BlockSparseLinear
-from ..dense_layers import is_conv1d
+from ..dense_layers import dense_weight
 from ..errors import BlockSparseError
 from .convert import sparsify
 from .layers import module_places
@@ -73,7 +73,7 @@ class BlockSparseModelPatcher:
         return [
             {"regexp": re.escape(name), "layer": module}
             for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) or is_conv1d(module)
+            if dense_weight(module) is not None
         ]
 
     def add_pattern(self, pattern: str, pattern_info: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..pattern import BlockPattern
 from ..text import table
+from .activation_fusing import NOTHING_FOLLOWS
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class LayerReport:
             refitting, y comes from the inputs that the sparse layers before this one give it.
         parameters_before, parameters: of weight and bias; what an edge block holds past the weight does not count.
         bytes_before, bytes: of parameters and buffers.
+        activation: that the layer computes, or None.
     """
 
     name: str
@@ -34,6 +36,7 @@ class LayerReport:
     parameters: int
     bytes_before: int
     bytes: int
+    activation: str | None = None
 
     @property
     def density(self) -> float:
@@ -54,6 +57,7 @@ class LayerReport:
             "parameters": self.parameters,
             "bytes_before": self.bytes_before,
             "bytes": self.bytes,
+            "activation": self.activation,
         }
 
 
@@ -68,6 +72,7 @@ class SparsifyReport:
         importance, allocation: names of the methods.
         refit: whether the kept blocks were refitted.
         dry_run: whether nothing was changed.
+        not_fused: name -> reason, of the layers that compute no activation although ``fuse_activation`` was asked for.
     """
 
     model: nn.Module = field(repr=False)
@@ -77,6 +82,7 @@ class SparsifyReport:
     allocation: str
     refit: bool
     dry_run: bool
+    not_fused: dict[str, str] = field(default_factory=dict)
 
     @property
     def density(self) -> float:
@@ -90,6 +96,7 @@ class SparsifyReport:
         return {
             "layers": [layer.to_dict() for layer in self.layers],
             "skipped": dict(self.skipped),
+            "not_fused": dict(self.not_fused),
             "importance": self.importance,
             "allocation": self.allocation,
             "refit": self.refit,
@@ -131,6 +138,14 @@ class SparsifyReport:
         )
         method = f"importance {self.importance}, allocation {self.allocation}, {'' if self.refit else 'not '}refitted"
         lines = [table(header, rows), "", method + (" (dry run: nothing was changed)" if self.dry_run else "")]
+        lines += [
+            f"computes its activation: {each.name} ({each.activation})" for each in self.layers if each.activation
+        ]
+        lines += [
+            f"activation not fused: {name} ({reason})"
+            for name, reason in self.not_fused.items()
+            if reason != NOTHING_FOLLOWS
+        ]
         lines += [f"left dense: {name} ({reason})" for name, reason in self.skipped.items()]
         return "\n".join(lines)
 

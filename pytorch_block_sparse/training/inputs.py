@@ -49,15 +49,20 @@ def trained_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
         raise BlockSparseError("model must have a BlockSparseLinear that requires a gradient, got none")
     owners: dict[int, str] = {}
     for name, layer in layers.items():
-        if type(layer.values.data) is not Tensor or layer.values.is_meta:
-            raise BlockSparseError(
-                f"the values of layer {name!r} must be an ordinary tensor with data, got "
-                f"{type(layer.values.data).__name__} on {layer.values.device}: their blocks cannot move"
-            )
+        check_movable(name, layer)
         owner = owners.setdefault(id(layer.values), name)
         if owner != name:
             raise BlockSparseError(f"layers must not share values, got {owner!r} and {name!r}: share the module")
     return layers
+
+
+def check_movable(name: str, layer: BlockSparseLinear) -> None:
+    """Raises :class:`BlockSparseError` unless single blocks of the layer can move: FSDP shards its values."""
+    if type(layer.values.data) is not Tensor or layer.values.is_meta:
+        raise BlockSparseError(
+            f"the values of layer {name!r} must be an ordinary tensor with data, got "
+            f"{type(layer.values.data).__name__} on {layer.values.device}: their blocks cannot move"
+        )
 
 
 def schedules_by_layer(

@@ -18,7 +18,7 @@ from ..checks import check_int
 from ..errors import BlockSparseError
 from ..pattern import blocks_at_density
 from .gradient_tap import GradientTap, gradient_block_norms
-from .inputs import check_method, schedules_by_layer, trained_layers, unwrapped
+from .inputs import check_method, check_movable, schedules_by_layer, trained_layers, unwrapped
 from .methods import Method
 from .optimizer_state import check_optimizer, holds, reset_slots, resize_slots
 from .replicas import Replicas, take_from_ddp
@@ -57,6 +57,11 @@ class _Entry:
     initial_density: float
     movement: Tensor | None  # [nnz], float32 or float64: the score of MovementPruning
     tap: GradientTap | None
+
+    @property
+    def knows_movement(self) -> bool:
+        """Whether there is a score for each block; not after the model alone has been loaded with another number."""
+        return self.movement is not None and self.movement.shape[0] == self.layer.values.shape[0]
 
 
 class SparseOptimizer(Optimizer):
@@ -279,7 +284,7 @@ class SparseOptimizer(Optimizer):
                 entry.name: {
                     "initial_density": entry.initial_density,
                     "block_coords": entry.layer.pattern.block_coords.clone(),
-                    "movement": None if entry.movement is None else entry.movement.clone(),
+                    "movement": entry.movement.clone() if entry.knows_movement else None,
                 }
                 for entry in self._entries
             },
@@ -306,7 +311,7 @@ class SparseOptimizer(Optimizer):
         for entry in self._entries:
             saved = state_dict["layers"][entry.name]
             entry.initial_density = saved["initial_density"]
-            if entry.movement is not None:
+            if entry.movement is not None and saved["movement"] is not None:
                 entry.movement = saved["movement"].to(entry.movement, copy=True)
             if entry.tap is not None:
                 entry.tap.clear()
@@ -342,7 +347,8 @@ class SparseOptimizer(Optimizer):
                 )
             movement = layer["movement"]
             # Not the score's own length: the model's state dict may just have brought another number of blocks.
-            if entry.movement is not None and (movement is None or movement.shape != (entry.layer.pattern.nnz,)):
+            wrong = entry.knows_movement if movement is None else movement.shape != (entry.layer.pattern.nnz,)
+            if entry.movement is not None and wrong:
                 raise BlockSparseError(f"state_dict must hold the movement of every block of layer {entry.name!r}")
         found = [[len(group["params"]) for group in inner["param_groups"]] for inner in state["optimizers"]]
         expected = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self._optimizers]
@@ -358,6 +364,7 @@ class SparseOptimizer(Optimizer):
         holders = self._find_holders()
         for entry in self._entries:
             if not holders[entry.name]:
+                check_movable(entry.name, entry.layer)  # another Parameter, if FSDP has come in between
                 raise BlockSparseError(
                     f"the values of every sparse layer must be in an attached optimizer, but those of {entry.name!r} "
                     "are not: attach() theirs, or freeze them"
@@ -369,7 +376,7 @@ class SparseOptimizer(Optimizer):
         position = self._position(optimizer)
         for entry in self._entries:
             values = entry.layer.values
-            if entry.movement.shape[0] != values.shape[0]:
+            if not entry.knows_movement:
                 raise BlockSparseError(
                     f"layer {entry.name!r} must have the {entry.movement.shape[0]} blocks whose movement is known, got "
                     f"{values.shape[0]}: load the SparseOptimizer's state dict after the model's"
