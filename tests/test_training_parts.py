@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -31,6 +31,7 @@ from pytorch_block_sparse.training.selection import select_blocks
 
 
 @given(initial=st.floats(0.01, 1), final=st.floats(0.01, 1), begin=st.integers(0, 50), length=st.integers(1, 50))
+@example(initial=0.9337872031243056, final=0.3, begin=0, length=1)  # final + (initial - final) is not initial
 def test_cubic_density_is_zhu_and_guptas_sparsity(initial, final, begin, length):
     schedule = CubicDensity(final, end=begin + length, begin=begin)
     densities = [schedule.density(step, initial) for step in range(begin + length + 5)]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <future>
 #include <numeric>
 #include <vector>
 
@@ -440,17 +441,21 @@ const int32_t* back_work(const Geometry& geometry, const int32_t* work_lists) {
 }
 
 void build_work_lists(const Geometry& geometry, const PatternIndex& index, int32_t* work_lists) {
-  sm90::with_work_kind(geometry, [&](auto work) {
+  std::vector<std::future<void>> directions;  // beside the weight gradient's list
+  sm90::with_work_kind(geometry, [&](auto kind) {
     for (const Direction direction : sm90::kDirections) {
-      const bool forward = direction == Direction::kForward;
-      const sm90::LineIndexView lines =
-          forward ? sm90::LineIndexView{index.crow_indices, index.col_indices, index.row_slots}
-                  : sm90::LineIndexView{index.ccol_indices, index.row_indices, index.col_slots};
-      work = sm90::dense_sparse_work<decltype(work)>(geometry, direction, work_lists);
-      sm90::build_list(sm90::DirectionView(geometry, direction), lines, work);
+      directions.push_back(std::async(std::launch::async, [&geometry, &index, work_lists, direction] {
+        const bool forward = direction == Direction::kForward;
+        const sm90::LineIndexView lines =
+            forward ? sm90::LineIndexView{index.crow_indices, index.col_indices, index.row_slots}
+                    : sm90::LineIndexView{index.ccol_indices, index.row_indices, index.col_slots};
+        const auto work = sm90::dense_sparse_work<decltype(kind)>(geometry, direction, work_lists);
+        sm90::build_list(sm90::DirectionView(geometry, direction), lines, work);
+      }));
     }
   });
   build_back_work(geometry, index, const_cast<int32_t*>(back_work(geometry, work_lists)));
+  for (auto& direction : directions) direction.get();
 }
 
 }  // namespace block_sparse

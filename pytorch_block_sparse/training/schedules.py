@@ -74,7 +74,7 @@ class CubicDensity:
 
     def density(self, step: int, initial: float) -> float:
         """The density after ``step`` steps."""
-        if initial <= self.final:
+        if initial <= self.final or step <= self.begin:
             return initial
-        left = 1 - (min(max(step, self.begin), self.end) - self.begin) / (self.end - self.begin)
+        left = 1 - (min(step, self.end) - self.begin) / (self.end - self.begin)
         return self.final + (initial - self.final) * left**3
