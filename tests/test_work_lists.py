@@ -57,7 +57,7 @@ def expected_pieces(pattern: BlockPattern, transposed: bool) -> set[tuple[int, i
 
 
 class WorkList:
-    """One direction's list, taken apart: groups [2, count, fields], items, pieces, and its length."""
+    """One direction's list, taken apart: groups [2, count, fields], items [most, 4], pieces, and its length."""
 
     def __init__(self, work: np.ndarray, pattern: BlockPattern, transposed: bool) -> None:
         self.side = piece_side(pattern)
@@ -66,57 +66,43 @@ class WorkList:
         ]
         self.lines, parts = grid[::-1] if transposed else grid
         stored = pattern.nnz * pattern.block_shape[0] * pattern.block_shape[1] // self.side**2
-        self.wide = self.side == 64
-        self.group_lines = 2 if self.wide else 256 // self.side
+        self.group_lines = 2 if self.side == 64 else 256 // self.side
         count = -(-self.lines // self.group_lines)
         most_items = min(stored, count * -(-parts * self.side // CHUNK))
-        # {first item, items, (first piece of each quarter, two unused,) first feature of each line}
-        self.first_feature = 2 if self.wide else 8
+        # {first item, items, (two unused,) first feature of each line}
+        self.first_feature = 2 if self.side == 64 else 4
         fields = self.first_feature + self.group_lines
         self.groups = work[: 2 * count * fields].reshape(2, count, fields)
         offset = 2 * count * fields
-        # {chunk, piece of each line, unused} or {chunk of each rank, mask of each quarter}
-        words = {64: 4, 32: 3, 16: 4}[self.side]
-        self.items = work[offset : offset + words * most_items].reshape(most_items, words)
-        offset += words * most_items
-        if self.wide:
-            self.length = offset
-        else:
-            self.masks = self.items[:, 2:].copy().view(np.uint8 if self.side == 32 else np.uint16)
-            self.pieces = work[offset : offset + stored]
-            self.length = -(-(offset + stored) // 4) * 4
-
-    def group_items(self, group: np.ndarray) -> slice:
-        return slice(int(group[0]), int(group[0] + group[1]))
+        self.items = work[offset : offset + 4 * most_items].reshape(most_items, 4)
+        offset += 4 * most_items
+        self.pieces = work[offset : offset + stored].view(np.uint32)
+        self.length = offset + (0 if self.side == 64 else -(-stored // 4) * 4)
 
     def group_pieces(self, group: np.ndarray) -> list[tuple[int, int, int]]:
         """(line, part, number) of each piece that a group names."""
         features = group[self.first_feature :].tolist()
-        named = self.wide_pieces(group) if self.wide else self.cluster_pieces(group)
-        return [(features[line] // self.side, part, number) for line, part, number in named]
+        pieces = []
+        for item in self.items[group[0] : group[0] + group[1]]:
+            if self.side == 64:
+                named = [(line, 0, number) for line, number in enumerate(item[1:3].tolist()) if number >= 0]
+            else:
+                named = list(self.narrow_pieces(item))
+            assert named
+            parts = CHUNK // self.side
+            pieces += [(features[line] // self.side, item[0] * parts + part, number) for line, part, number in named]
+        return pieces
 
-    def wide_pieces(self, group: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        for chunk, *numbers, _ in self.items[self.group_items(group)].tolist():
-            assert max(numbers) >= 0
-            yield from ((line, chunk, number) for line, number in enumerate(numbers) if number >= 0)
-
-    def cluster_pieces(self, group: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        items = self.group_items(group)
-        quarter_lines = self.group_lines // 4
-        parts = CHUNK // self.side
-        assert all(any(masks) for masks in self.masks[items].tolist())
-        for quarter in range(4):
-            position = int(group[2 + quarter])
-            for chunk, mask in zip(
-                self.items[items, quarter // 2].tolist(), self.masks[items, quarter].tolist(), strict=True
-            ):
-                assert mask < 1 << quarter_lines * parts
-                assert mask == 0 or chunk >= 0
-                for bit in range(quarter_lines * parts):
-                    if mask >> bit & 1:
-                        line = quarter * quarter_lines + bit % quarter_lines
-                        yield line, chunk * parts + bit // quarter_lines, int(self.pieces[position])
-                        position += 1
+    def narrow_pieces(self, item: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        position = int(item[1])
+        half_lines = self.group_lines // 2
+        for half, mask in enumerate(item[2:].view(np.uint32).tolist()):
+            for bit in range(32):
+                if mask >> bit & 1:
+                    entry = int(self.pieces[position])
+                    position += 1
+                    assert entry >> 27 == bit
+                    yield half * half_lines + bit % half_lines, bit // half_lines, entry & (1 << 27) - 1
 
 
 def both_lists(pattern: BlockPattern) -> list[WorkList]:
@@ -136,14 +122,8 @@ def test_every_piece_is_listed_once(name):
         assert len(named) == len(set(named))
         assert set(named) == expected_pieces(pattern, transposed)
         for group in work.groups[0]:
-            items = work.items[work.group_items(group)]
-            for chunks in [items[:, 0]] if work.wide else [items[:, 0], items[:, 1]]:
-                needed = chunks[chunks >= 0].tolist()
-                assert len(needed) == len(set(needed))
-            if not work.wide:  # a chunk that both ranks need is shared, and all shared ones come first
-                shared = items[:, 0] == items[:, 1]
-                assert not set(items[~shared, 0].tolist()) & set(items[~shared, 1].tolist()) - {-1}
-                assert not (np.diff(shared.astype(int)) > 0).any()
+            chunks = work.items[group[0] : group[0] + group[1], 0].tolist()
+            assert len(chunks) == len(set(chunks))
         features = sorted(work.groups[0, :, work.first_feature :].ravel().tolist())
         assert features[: work.lines] == [work.side * line for line in range(work.lines)]
         assert all(feature >= work.side * work.lines for feature in features[work.lines :])

@@ -26,7 +26,6 @@ struct BlockTaskConfig {
   static constexpr MajorMode kMajorA = kTransposed ? MajorMode::MN : MajorMode::K;
   static constexpr int kPieceSide = kChunk;
   static constexpr int kTokens = 256;
-  static constexpr int kInputBoxTokens = kTokens;
   static constexpr int kStoreTokens = DeferredStore<Element>::kPassTokens;  // of a box of the output
   // Token tiles of a strip, measured on the H200: forward gains from reusing pieces over a few of them; the input
   // gradient is fastest when all thread blocks read one token tile, because dy is long.

@@ -77,8 +77,15 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
 
     while (store.pending()) store.store_next();  // what this tile's items left over
     const auto place = raster(control >> StageControl::kTileShift);
-    store.template begin<!Config::kTransposed>(accumulator, work.groups[place.group].first_feature + line, features,
-                                               place.token_tile * Config::kTokens, bias, activation);
+    const int first_feature = work.groups[place.group].first_feature[line];
+    float line_bias[2];
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int feature = first_feature + thread / 32 * 16 + lane / 4 + 8 * i;
+      line_bias[i] = feature < features ? bias(feature) : 0.0f;
+    }
+    store.template begin<!Config::kTransposed>(accumulator, line_bias, activation, first_feature,
+                                               place.token_tile * Config::kTokens);
   }
   store.finish();
 }

@@ -13,26 +13,18 @@ namespace block_sparse::sm90 {
 
 using MajorMode = cute::SM90::GMMA::Major;
 
-// How the 16-byte vectors of a row of kSide 16-bit elements are permuted in shared memory, by the copy engine's swizzle
-// of that width: vector v lies at v ^ row_swizzle(row).
-template <int kSide>
-CUTE_HOST_DEVICE constexpr int row_swizzle(int row) {
-  return kSide == 64 ? row % 8 : kSide == 32 ? row / 2 % 4 : row / 4 % 2;
-}
-
-// Descriptor of an operand tile as the copy engine leaves it: squares of kSide x kSide elements, swizzled over their
-// rows, one after the other along M or N. Rows are M or N (K-major) or K (MN-major).
-template <int kSide = 64>
+// An operand tile of 128-byte rows in the 128-byte swizzle, as the copy engine leaves it: K-major [MN, 64 of K], or
+// MN-major [K, 64 of MN]. Groups of 8 rows are 1024 bytes apart; the tile is one swizzle atom wide.
 CUTE_DEVICE uint64_t swizzled_operand(uint32_t shared_address) {
-  constexpr uint64_t kSwizzle = uint64_t(kSide == 64 ? 1 : kSide == 32 ? 2 : 3) << 62;
-  constexpr uint64_t kRowGroupStride = uint64_t(8 * kSide * 2 >> 4) << 32;    // from 8 rows to the next 8
-  constexpr uint64_t kSquareStride = uint64_t(kSide * kSide * 2 >> 4) << 16;  // MN-major only
-  return kSwizzle | kRowGroupStride | kSquareStride | ((shared_address & 0x3FFFF) >> 4);
+  constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
+  constexpr uint64_t kRowGroupStride = uint64_t(1024 >> 4) << 32;
+  constexpr uint64_t kLeading = uint64_t(1) << 16;  // not used by such a tile
+  return kSwizzle128 | kRowGroupStride | kLeading | ((shared_address & 0x3FFFF) >> 4);
 }
 
-// How far a descriptor moves for the next 16 of K within a square, in its units of 16 bytes.
-template <MajorMode kMajor, int kSide = 64>
-constexpr uint64_t kInstructionStep = kMajor == MajorMode::K ? 32 / 16 : 16 * kSide * 2 / 16;
+// How far a descriptor moves for the next 16 of K, in its units of 16 bytes.
+template <MajorMode kMajor>
+constexpr uint64_t kInstructionStep = kMajor == MajorMode::K ? 32 / 16 : 16 * 128 / 16;
 
 // accumulator [64, 256] += A [64, 16] B [16, 256]; A and B from shared memory, B K-major.
 template <class Element, MajorMode kMajorA>

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 namespace block_sparse::sm90 {
 
@@ -16,7 +15,6 @@ constexpr int kChunk = 64;
 
 // Pieces of 64: a group is two lines.
 struct WideWork {
-  static constexpr int kRanks = 1;
   static constexpr int kGroupLines = 2;
 
   struct Item {
@@ -38,41 +36,40 @@ struct WideWork {
   static constexpr Item empty_item() { return {0, {-1, -1}, 0}; }
 };
 
-// Pieces of 32 or 16: a group is 256 outputs, computed by a cluster of two thread blocks (ranks) of two halves each. A
-// quarter, one half of one rank, is as many lines as fill 64 outputs, one matrix instruction's M.
+// Pieces of 32 or 16: a group is 256 outputs in two halves of 128.
 template <int kSide_>
-struct ClusterWork {
+struct NarrowWork {
   static constexpr int kSide = kSide_;
-  static constexpr int kRanks = 2;
   static constexpr int kHalves = 2;
-  static constexpr int kQuarters = kRanks * kHalves;  // quarter rank * kHalves + half
-  static constexpr int kQuarterLines = 64 / kSide;
-  static constexpr int kGroupLines = kQuarters * kQuarterLines;
-  static constexpr int kParts = kChunk / kSide;  // of a chunk
-  static constexpr int kMaskBits = kQuarterLines * kParts;
-  using Mask = std::conditional_t<kMaskBits <= 8, uint8_t, uint16_t>;
-  static_assert(kMaskBits <= 16);
+  static constexpr int kHalfLines = 128 / kSide;
+  static constexpr int kGroupLines = kHalves * kHalfLines;
+  static constexpr int kChunkParts = kChunk / kSide;
+  static_assert(kHalfLines * kChunkParts <= 32, "one mask word a half");
 
-  // The two ranks take an item together. Where both need a chunk they share it, else each has a chunk of its own.
   struct Item {
-    int32_t chunk[kRanks];  // -1 where a rank has none
-    Mask mask[kQuarters];   // bit part * kQuarterLines + line: the quarter's line has a block at that part of the chunk
+    int32_t chunk;
+    int32_t first_piece;     // into pieces: those of half 0, then of half 1, in the order of their bits
+    uint32_t mask[kHalves];  // bit part * kHalfLines + line: the half's line has a block at that part of the chunk
   };
 
   struct Group {
     int32_t first_item;
     int32_t items;
-    int32_t first_piece[kQuarters];  // into pieces, where those of a quarter lie in the order of items and bits
     int32_t unused[2];
-    int32_t first_feature[kGroupLines];  // of each line; past the last feature where the group has no such line
+    int32_t first_feature[kGroupLines];
   };
+
+  // A piece's number, and the bit it belongs to.
+  static constexpr int kPieceBits = 27;
+  static constexpr int32_t pack_piece(int64_t number, int bit) {
+    return int32_t(uint32_t(number) | uint32_t(bit) << kPieceBits);
+  }
 
   const Group* groups;  // [2 * count]
   const Item* items;
-  const int32_t* pieces;  // numbers
-  int32_t piece_count;
+  const int32_t* pieces;  // pack_piece
 
-  static constexpr Item empty_item() { return {{-1, -1}, {0, 0, 0, 0}}; }
+  static constexpr Item empty_item() { return {0, 0, {0, 0}}; }
 };
 
 }  // namespace block_sparse::sm90

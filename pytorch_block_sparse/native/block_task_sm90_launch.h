@@ -6,7 +6,7 @@
 #include "cuda_launch.h"
 #include "cuda_tensor_map.h"
 #include "gemm/block_task_sm90.h"
-#include "gemm/block_task_sm90_cluster.h"
+#include "gemm/block_task_sm90_narrow.h"
 #include "work_list.h"
 
 namespace block_sparse {
@@ -37,9 +37,9 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   const int64_t value_rows = geometry.nnz * geometry.block_height;
   const int64_t value_columns = geometry.block_width;
   CUtensorMap input_map, values_map, output_map;
-  const char* error = encode_tensor_map({dtype, problem.input, problem.tokens, inner, problem.input_stride,
-                                         Config::kInputBoxTokens, sm90::kChunk, kPromotion},
-                                        &input_map);
+  const char* error = encode_tensor_map(
+      {dtype, problem.input, problem.tokens, inner, problem.input_stride, Config::kTokens, sm90::kChunk, kPromotion},
+      &input_map);
   if (!error) {
     error = encode_tensor_map(
         {dtype, problem.values, value_rows, value_columns, value_columns, kSide, kSide, kPromotion}, &values_map);
@@ -50,27 +50,24 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
         &output_map);
   }
   if (error) return error;
-  constexpr int kRanks = Config::Work::kRanks;
-  const int64_t clusters = std::min(token_tiles * groups, int64_t(multiprocessors / kRanks));
-  return launch_clusters(kernel, dim3(unsigned(clusters * kRanks)), kRanks, Config::kThreads,
-                         sizeof(typename Config::SharedStorage), stream, input_map, values_map, output_map, params);
+  const int64_t blocks = std::min(token_tiles * groups, int64_t(multiprocessors));
+  return launch(kernel, dim3(unsigned(blocks)), Config::kThreads, sizeof(typename Config::SharedStorage), stream,
+                input_map, values_map, output_map, params);
 }
 
 template <class Element, bool kTransposed>
 const char* launch_sm90_direction(const DenseSparseProblem& problem, int* counter, int multiprocessors,
                                   cudaStream_t stream) {
   using Wide = sm90::BlockTaskConfig<Element, kTransposed>;
-  using Cluster32 = sm90::ClusterTaskConfig<Element, 32, kTransposed>;
-  using Cluster16 = sm90::ClusterTaskConfig<Element, 16, kTransposed>;
+  using Narrow32 = sm90::NarrowTaskConfig<Element, 32, kTransposed>;
+  using Narrow16 = sm90::NarrowTaskConfig<Element, 16, kTransposed>;
   switch (sm90::dense_sparse_side(problem.geometry)) {
     case 64:
       return launch_sm90_config<Wide>(sm90::block_task<Wide>, problem, counter, multiprocessors, stream);
     case 32:
-      return launch_sm90_config<Cluster32>(sm90::cluster_block_task<Cluster32>, problem, counter, multiprocessors,
-                                           stream);
+      return launch_sm90_config<Narrow32>(sm90::narrow_block_task<Narrow32>, problem, counter, multiprocessors, stream);
     default:
-      return launch_sm90_config<Cluster16>(sm90::cluster_block_task<Cluster16>, problem, counter, multiprocessors,
-                                           stream);
+      return launch_sm90_config<Narrow16>(sm90::narrow_block_task<Narrow16>, problem, counter, multiprocessors, stream);
   }
 }
 

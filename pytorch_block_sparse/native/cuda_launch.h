@@ -21,33 +21,16 @@ inline const char* status_message(cudaError_t status) {
 }
 
 #ifdef __CUDACC__
-// `grid` in thread blocks, a multiple of `cluster`.
-template <class... Parameters, class... Arguments>
-const char* launch_clusters(void (*kernel)(Parameters...), dim3 grid, int cluster, int threads, size_t shared_bytes,
-                            cudaStream_t stream, const Arguments&... arguments) {
+template <class Kernel, class... Arguments>
+const char* launch(Kernel* kernel, dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
+                   const Arguments&... arguments) {
   if (shared_bytes > 48 * 1024) {
     cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                               cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
     if (status != cudaSuccess) return status_message(status);
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(cluster);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
-  return status_message(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
-
-template <class... Parameters, class... Arguments>
-const char* launch(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
-                   const Arguments&... arguments) {
-  return launch_clusters(kernel, grid, 1, threads, shared_bytes, stream, arguments...);
+  kernel<<<grid, threads, shared_bytes, stream>>>(arguments...);
+  return status_message(cudaGetLastError());
 }
 #endif
 

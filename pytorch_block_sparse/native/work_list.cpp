@@ -223,82 +223,10 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Wid
   append_longest_first(groups, time);
 }
 
-// About how long a quarter of an item takes, in matrix instructions: a part is multiplied whole if any of the quarter's
-// lines has a block there.
-template <class Work>
-int64_t instruction_count(uint32_t mask) {
-  constexpr uint32_t kLines = (1u << Work::kQuarterLines) - 1;
-  int64_t parts = 0;
-  for (int bit = 0; bit < Work::kMaskBits; bit += Work::kQuarterLines) parts += (mask >> bit & kLines) != 0;
-  return parts * Work::kSide / 16;
-}
-
-constexpr int64_t kItemTime = 4;  // the least that an item takes, in the same unit
-
-// A chunk that a rank needs.
-template <class Work>
-struct RankItem {
-  int32_t chunk;
-  int32_t first_entry;  // of its pieces
-  typename Work::Mask mask[Work::kHalves];
-};
-
-// An item, and where each rank's pieces of it are.
-template <class Work>
-struct PairedItem {
-  typename Work::Item item = Work::empty_item();
-  int32_t first_entry[Work::kRanks];
-
-  void put(int rank, const RankItem<Work>& part) {
-    item.chunk[rank] = part.chunk;
-    first_entry[rank] = part.first_entry;
-    for (int half = 0; half < Work::kHalves; ++half) item.mask[rank * Work::kHalves + half] = part.mask[half];
-  }
-};
-
-// The items of one group from what each rank needs by ascending chunk: shared chunks first; then the ranks' own side by
-// side, those of both halves before lone ones in turn, so that neither half falls behind.
-template <class Work>
-void pair_ranks(const std::vector<RankItem<Work>> (&ranks)[Work::kRanks], std::vector<PairedItem<Work>>& items) {
-  items.clear();
-  std::vector<RankItem<Work>> own[Work::kRanks];
-  auto first = ranks[0].begin();
-  auto second = ranks[1].begin();
-  while (first != ranks[0].end() || second != ranks[1].end()) {
-    if (second == ranks[1].end() || (first != ranks[0].end() && first->chunk < second->chunk)) {
-      own[0].push_back(*first++);
-    } else if (first == ranks[0].end() || second->chunk < first->chunk) {
-      own[1].push_back(*second++);
-    } else {
-      items.emplace_back();
-      items.back().put(0, *first++);
-      items.back().put(1, *second++);
-    }
-  }
-  const size_t shared = items.size();
-  items.resize(shared + std::max(own[0].size(), own[1].size()));
-  for (int rank = 0; rank < Work::kRanks; ++rank) {
-    std::vector<const RankItem<Work>*> lone[Work::kHalves];
-    size_t next = shared;
-    for (const auto& item : own[rank]) {
-      if (item.mask[0] && item.mask[1]) {
-        items[next++].put(rank, item);
-      } else {
-        lone[item.mask[0] ? 0 : 1].push_back(&item);
-      }
-    }
-    for (size_t i = 0; i < std::max(lone[0].size(), lone[1].size()); ++i) {
-      for (const auto& list : lone) {
-        if (i < list.size()) items[next++].put(rank, *list[i]);
-      }
-    }
-  }
-}
-
+// Many lines: one item a chunk, ascending; its pieces by half and bit.
 template <int kSide>
-void build_list(const DirectionView& view, const LineIndexView& index, const ClusterWork<kSide>& work) {
-  using Work = ClusterWork<kSide>;
-  using Mask = typename Work::Mask;
+void build_list(const DirectionView& view, const LineIndexView& index, const NarrowWork<kSide>& work) {
+  using Work = NarrowWork<kSide>;
   auto* groups = const_cast<typename Work::Group*>(work.groups);
   auto* items = const_cast<typename Work::Item*>(work.items);
   auto* listed = const_cast<int32_t*>(work.pieces);
@@ -307,49 +235,33 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Clu
   std::vector<int64_t> time(view.groups());
   struct Entry {
     int32_t chunk;
-    int32_t place;  // quarter * kMaskBits + bit
+    int32_t place;  // half * 32 + bit
     int32_t number;
   };
   std::vector<Entry> entries;
-  std::vector<RankItem<Work>> ranks[Work::kRanks];
-  std::vector<PairedItem<Work>> paired;
   for_each_line(view, index, [&](int64_t g, int line, int32_t feature, const std::vector<Piece>& pieces) {
     typename Work::Group& group = groups[g];
     group.first_feature[line] = feature;
-    const int quarter_place = line / Work::kQuarterLines * Work::kMaskBits;
     for (const Piece& piece : pieces) {
-      const int bit = piece.part * Work::kQuarterLines + line % Work::kQuarterLines;
-      entries.push_back({piece.chunk, quarter_place + bit, piece.number});
+      const int half = line / Work::kHalfLines;
+      const int bit = piece.part * Work::kHalfLines + line % Work::kHalfLines;
+      entries.push_back({piece.chunk, half * 32 + bit, piece.number});
     }
     if (line + 1 < Work::kGroupLines) return;
-
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return a.chunk != b.chunk ? a.chunk < b.chunk : a.place < b.place;
     });
-    for (auto& rank : ranks) rank.clear();
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const int quarter = entries[i].place / Work::kMaskBits;
-      auto& rank = ranks[quarter / Work::kHalves];
-      if (rank.empty() || rank.back().chunk != entries[i].chunk) rank.push_back({entries[i].chunk, int32_t(i), {}});
-      rank.back().mask[quarter % Work::kHalves] |= Mask(1u << entries[i].place % Work::kMaskBits);
-    }
-    pair_ranks<Work>(ranks, paired);
-
     group.first_item = int32_t(item_count);
-    group.items = int32_t(paired.size());
-    for (const auto& item : paired) items[item_count++] = item.item;
-    for (int quarter = 0; quarter < Work::kQuarters; ++quarter) {
-      group.first_piece[quarter] = int32_t(piece_count);
-      const int rank = quarter / Work::kHalves;
-      for (const auto& [item, first_entry] : paired) {
-        if (!item.mask[quarter]) continue;
-        const Mask* rank_mask = item.mask + rank * Work::kHalves;
-        const Entry* entry = &entries[first_entry[rank]] + (quarter % Work::kHalves ? std::popcount(rank_mask[0]) : 0);
-        for (int i = 0; i < std::popcount(item.mask[quarter]); ++i) listed[piece_count++] = entry[i].number;
-        time[g] += instruction_count<Work>(item.mask[quarter]);
+    for (const Entry& entry : entries) {
+      if (item_count == group.first_item || items[item_count - 1].chunk != entry.chunk) {
+        items[item_count++] = {entry.chunk, int32_t(piece_count), {0, 0}};
       }
+      const int bit = entry.place % 32;
+      items[item_count - 1].mask[entry.place / 32] |= uint32_t(1) << bit;
+      listed[piece_count++] = Work::pack_piece(entry.number, bit);
     }
-    time[g] += kItemTime * group.items;
+    group.items = int32_t(item_count) - group.first_item;
+    time[g] = entries.size() + 4 * int64_t(group.items);  // a chunk of tokens takes about as long as a few pieces
     entries.clear();
   });
   append_longest_first(groups, time);
@@ -365,8 +277,8 @@ int64_t groups_and_items_size(const DirectionView& view) {
 int64_t list_size(const DirectionView& view, const WideWork&) { return groups_and_items_size<WideWork>(view); }
 
 template <int kSide>
-int64_t list_size(const DirectionView& view, const ClusterWork<kSide>&) {
-  return (groups_and_items_size<ClusterWork<kSide>>(view) + view.pieces() + 3) / 4 * 4;
+int64_t list_size(const DirectionView& view, const NarrowWork<kSide>&) {
+  return groups_and_items_size<NarrowWork<kSide>>(view) + (view.pieces() + 3) / 4 * 4;
 }
 
 template <class Work>
@@ -375,7 +287,6 @@ void place_list(const DirectionView& view, const int32_t* at, Work& work) {
   work.items = reinterpret_cast<const typename Work::Item*>(work.groups + 2 * view.groups());
   if constexpr (requires { work.pieces; }) {
     work.pieces = reinterpret_cast<const int32_t*>(work.items + view.most_items());
-    work.piece_count = int32_t(view.pieces());
   }
 }
 
@@ -386,9 +297,9 @@ void with_work_kind(const Geometry& geometry, Visit visit) {
     case 64:
       return visit(WideWork{});
     case 32:
-      return visit(ClusterWork<32>{});
+      return visit(NarrowWork<32>{});
     case 16:
-      return visit(ClusterWork<16>{});
+      return visit(NarrowWork<16>{});
   }
 }
 
@@ -400,7 +311,8 @@ int dense_sparse_side(const Geometry& geometry) {
   for (const int side : {64, 32, 16}) {
     if (geometry.block_height % side == 0 && geometry.block_width % side == 0) {
       const int64_t pieces = geometry.nnz * (geometry.block_height / side) * (geometry.block_width / side);
-      return pieces < INT32_MAX ? side : 0;
+      const int64_t most = side == 64 ? INT32_MAX : int64_t(1) << NarrowWork<16>::kPieceBits;
+      return pieces < most ? side : 0;
     }
   }
   return 0;
@@ -421,8 +333,8 @@ Work dense_sparse_work(const Geometry& geometry, Direction direction, const int3
 }
 
 template WideWork dense_sparse_work(const Geometry&, Direction, const int32_t*);
-template ClusterWork<32> dense_sparse_work(const Geometry&, Direction, const int32_t*);
-template ClusterWork<16> dense_sparse_work(const Geometry&, Direction, const int32_t*);
+template NarrowWork<32> dense_sparse_work(const Geometry&, Direction, const int32_t*);
+template NarrowWork<16> dense_sparse_work(const Geometry&, Direction, const int32_t*);
 
 }  // namespace sm90
 
