@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ import torch
 
 from pytorch_block_sparse import ops
 from pytorch_block_sparse.cli import environment
-from pytorch_block_sparse.cli.measure import interleave_graphs
+from pytorch_block_sparse.cli.measure import interleave_graphs, rotating_copies
 from pytorch_block_sparse.text import table
 
 SHAPES = ((1, 14336), (16, 14336), (64, 14336), (256, 14336), (1024, 14336), (8192, 14336), (100_000, 14336))
 SHAPES += ((256, 4096), (2048, 4096), (16384, 4096), (16384, 1024), (8192, 14337))
-FOOTPRINT = 240 << 20  # bytes of dy that take turns: several times the L2 cache
-MOST_COPIES = 200
+MOST_COPIES = 200  # of dy, which take turns
 
 
 def main() -> int:
@@ -35,8 +33,7 @@ def main() -> int:
     add("--json", type=Path, help="write everything to this file")
     options = parser.parse_args()
     device = environment.pick_device("cuda")
-    facts = environment.describe(device)
-    facts["commit"] = options.commit or facts["commit"]
+    facts = environment.describe(device, options.commit)
     rows = [measure(shape, getattr(torch, options.dtype), options, device) for shape in SHAPES]
     keys = ("ours_us", "torch_us", "read_us")
     print(
@@ -64,7 +61,7 @@ def measure(
     """One row; a wrong result ends the run."""
     first = torch.randn(shape, device=device).to(dtype)
     size = first.numel() * first.itemsize
-    copies = [first, *(first.clone() for _ in range(min(MOST_COPIES, max(2, math.ceil(FOOTPRINT / size))) - 1))]
+    copies = rotating_copies(first, MOST_COPIES)
     exact = first.double().sum(0)
     error = float((ops.bias_grad(first).double() - exact).abs().max() / exact.abs().max())
     if not error <= torch.finfo(dtype).eps:

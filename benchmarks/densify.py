@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,6 @@ def grid(path: str) -> Iterator[tuple[str, tuple[int, int], int, float, tuple[in
                     yield dtype, shape, block, density, tokens
 
 
-def forced(mode: str, product: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """``product`` by one plan."""
-
-    def run() -> Tensor:
-        with backends.densify_plan(mode):
-            return product()
-
-    return run
-
-
 def measure(
     dtype: str, shape: tuple[int, int], block: int, density: float, all_tokens: tuple[int, ...], repeats: int
 ) -> Iterator[dict[str, Any]]:
@@ -75,9 +65,13 @@ def measure(
             "weight_grad": (lambda x=x, dy=dy: ops.weight_grad(dy, x, pattern), lambda x=x, dy=dy: dy.t() @ x),
         }
         for operator, (ours, dense) in products.items():
-            functions = {"blocks": forced("never", ours), "densify": forced("always", ours), "dense": dense}
+            functions = {
+                "blocks": backends.densify_plan("never")(ours),
+                "densify": backends.densify_plan("always")(ours),
+                "dense": dense,
+            }
             timings = interleave(functions, device="cuda", repeats=repeats)
-            forced("auto", ours)()
+            backends.densify_plan("auto")(ours)()
             row = {
                 "operator": operator,
                 "shape": [tokens, *shape[::-1]],
@@ -103,8 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     if missing := environment.cuda_missing():
         parser.error(f"a GPU is needed: {missing}")
-    facts = environment.describe(torch.device("cuda"))
-    facts["commit"] = options.commit or facts["commit"]
+    facts = environment.describe(torch.device("cuda"), options.commit)
     cells = list(grid(facts["cuda_path"]))
     rows: list[dict[str, Any]] = []
     with progress(len(cells), unit="pattern", leave=False, disable=None) as bar:

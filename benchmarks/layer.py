@@ -48,8 +48,7 @@ def main() -> int:
     add("--json", type=Path, help="write everything to this file")
     options = parser.parse_args()
     device, dtype = environment.pick_device(options.device), getattr(torch, options.dtype)
-    facts = environment.describe(device)
-    facts["commit"] = options.commit or facts["commit"]
+    facts = environment.describe(device, options.commit)
     torch.manual_seed(0)
     result: dict[str, Any] = {"environment": facts, "rows": list(_times(options, device, dtype))}
     if device.type == "cuda":

@@ -23,14 +23,14 @@ from torch.nn.functional import linear
 
 from pytorch_block_sparse import BlockPattern, ops
 from pytorch_block_sparse.cli import environment
-from pytorch_block_sparse.cli.measure import interleave, interleave_graphs
+from pytorch_block_sparse.cli.measure import interleave, interleave_graphs, rotating_copies
+from pytorch_block_sparse.plotting import new_figure
 from pytorch_block_sparse.text import table
 
 STEP = 256  # tokens
 SWEEP = (100, 129, 200, 257, 300, 385, 500, 513, 700, 1000, 1025, 1300, 1537, 2049, 3000, 4097, 5000, 8193)
 SWEEP += (10_000, 16_385, 30_000, 65_537, 100_000, 131_073, 300_001, 1_000_000)
 DECODE_TOKENS = (1, 16, 64)
-DECODE_BYTES = 240 << 20  # of rotating weights
 
 
 def main() -> int:
@@ -48,8 +48,7 @@ def main() -> int:
     add("--json", type=Path, help="write everything to this file, and the plot beside it")
     options = parser.parse_args()
     device = environment.pick_device(options.device)
-    facts = environment.describe(device)
-    facts["commit"] = options.commit or facts["commit"]
+    facts = environment.describe(device, options.commit)
     torch.manual_seed(0)
     with torch.no_grad():
         result: dict[str, Any] = {"environment": facts, "sweep": list(_sweep(options, device))}
@@ -102,13 +101,10 @@ def _call(operator: str, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPa
 def _decode(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     (in_features, out_features), dtype = options.shape, getattr(torch, options.dtype)
 
-    def copies(weight: Tensor) -> list[Tensor]:
-        return [weight.clone() for _ in range(max(2, math.ceil(DECODE_BYTES / (weight.numel() * weight.itemsize))))]
-
-    dense = copies(torch.randn(out_features, in_features, device=device).to(dtype))
+    dense = rotating_copies(torch.randn(out_features, in_features, device=device).to(dtype))
     for block in options.block:
         pattern = BlockPattern.random((out_features, in_features), options.density, (block, block))
-        values = copies(torch.randn(pattern.nnz, block, block, device=device).to(dtype))
+        values = rotating_copies(torch.randn(pattern.nnz, block, block, device=device).to(dtype))
         for tokens in DECODE_TOKENS:
             x = torch.randn(tokens, in_features, device=device).to(dtype)
             calls = {
@@ -155,12 +151,8 @@ def render(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any], output: Path) -> None:
     """Time of a token against T, and the ratio of T's time to that of T rounded up, of every operator."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # needs no display
-    import matplotlib.pyplot as plt
-
-    figure, (times, ratios) = plt.subplots(2, 1, figsize=(7, 7), sharex=True, layout="constrained")
+    figure = new_figure(figsize=(7, 7))
+    times, ratios = figure.subplots(2, 1, sharex=True)
     for operator, block in dict.fromkeys((row["operator"], row["block"]) for row in result["sweep"]):
         rows = [row for row in result["sweep"] if (row["operator"], row["block"]) == (operator, block)]
         tokens = [row["tokens"] for row in rows]
@@ -179,7 +171,6 @@ def draw(result: dict[str, Any], output: Path) -> None:
     facts = result["environment"]
     figure.suptitle(f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}", fontsize=10)
     figure.savefig(output, dpi=120)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

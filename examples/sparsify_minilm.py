@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from arguments import add_shared, check_shared
 from library_text import split_sentences
 from minilm import SPARSE_LAYERS, embed, embed_all, load_model, make_batches, mean_cosine, tokenize
 from torch import nn
 
-from pytorch_block_sparse import BlockSparseError, BlockSparseLinear, distill, sparsify
-from pytorch_block_sparse.cli.environment import pick_device
+from pytorch_block_sparse import BlockSparseLinear, distill, sparsify
 from pytorch_block_sparse.cli.measure import interleave
 from pytorch_block_sparse.plotting import new_figure
 from pytorch_block_sparse.text import table
@@ -173,19 +173,12 @@ def parse_arguments() -> argparse.Namespace:
     add("--timing-seconds", type=float, default=5, help="measuring time for each density")
     add("--sentences", type=int, default=2048, help="training sentences")
     add("--held-out", type=int, default=256, help="sentences to evaluate on")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--output", type=Path, default=Path(__file__).parent / "output", help="folder for the plot")
+    add_shared(parser)
     options = parser.parse_args()
     for name in ("block", "seconds", "timing_seconds", "sentences", "held_out"):
         if not getattr(options, name) > 0:
             parser.error(f"argument --{name.replace('_', '-')}: must be positive, got {getattr(options, name)}")
-    for density in options.density:
-        if not 0 < density <= 1:
-            parser.error(f"argument --density: must be in (0, 1], got {density}")
-    try:
-        options.device = pick_device(options.device)
-    except BlockSparseError as error:
-        parser.error(str(error))
+    check_shared(parser, options, options.density)
     return options
 
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from arguments import add_shared, check_shared
 from library_text import docstrings, module_paths
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from pytorch_block_sparse import BlockSparseError, BlockSparseLinear, SparseOptimizer
-from pytorch_block_sparse.cli.environment import pick_device
+from pytorch_block_sparse import BlockSparseLinear, SparseOptimizer
 from pytorch_block_sparse.plotting import new_figure
 from pytorch_block_sparse.text import table
 from pytorch_block_sparse.training import RigL
@@ -267,22 +267,16 @@ def parse_arguments() -> argparse.Namespace:
     add("--layers", type=int, default=4, help="transformer blocks")
     add("--learning-rate", type=float, default=1e-3)
     add("--characters", type=int, default=600_000, help="training text")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--output", type=Path, default=Path(__file__).parent / "output", help="folder for the plot")
+    add_shared(parser)
     options = parser.parse_args()
     for name, low in (("steps", 1), ("block", 1), ("width", 64), ("layers", 1), ("characters", 10_000)):
         if getattr(options, name) < low:
             parser.error(f"argument --{name}: must be at least {low}, got {getattr(options, name)}")
     if options.width % 64:
         parser.error(f"argument --width: must be a multiple of 64, got {options.width}")
-    if not 0 < options.density <= 1:
-        parser.error(f"argument --density: must be in (0, 1], got {options.density}")
     if not options.learning_rate > 0:
         parser.error(f"argument --learning-rate: must be positive, got {options.learning_rate}")
-    try:
-        options.device = pick_device(options.device)
-    except BlockSparseError as error:
-        parser.error(str(error))
+    check_shared(parser, options, [options.density])
     return options
 
 

@@ -47,7 +47,7 @@ def set_densify_plan(mode: str) -> None:
 
 @contextmanager
 def densify_plan(mode: str) -> Iterator[None]:
-    """:func:`set_densify_plan`, undone at the end of the ``with`` block.
+    """:func:`set_densify_plan`, undone at the end of the ``with`` block, or of the function that it decorates.
 
     >>> with densify_plan("never"):
     ...     get_densify_plan()

@@ -253,10 +253,8 @@ class BlockSparseLinear(nn.Module):
         Raises:
             BlockSparseError: ``main_grad`` does not fit, or ``values`` is sharded; nothing is changed then.
         """
-        if enabled and type(self.values.data) is not Tensor:
-            raise BlockSparseError(
-                f"values must be an ordinary tensor to have a main_grad, got {type(self.values.data).__name__}"
-            )
+        if enabled:
+            self._check_ordinary("to have a main_grad")
         if main_grad is not None:
             if not enabled:
                 raise BlockSparseError("main_grad must be None where enabled is False")
@@ -341,10 +339,7 @@ class BlockSparseLinear(nn.Module):
         Raises:
             BlockSparseError: ``mask`` is not the block grid, or ``values`` is no ordinary tensor (FSDP shards it).
         """
-        if type(self.values.data) is not Tensor:
-            raise BlockSparseError(
-                f"values must be an ordinary tensor to resize, got {type(self.values.data).__name__}"
-            )
+        self._check_ordinary("to resize")
         before = self.pattern
         after = BlockPattern.from_mask(mask, before.block_shape, before.shape)
         keys = before.block_coords.long() @ torch.tensor((before.grid_shape[1], 1), device="cpu")
@@ -360,6 +355,12 @@ class BlockSparseLinear(nn.Module):
         self._replace_values(values)
         self._install(pattern)
         return kept
+
+    def _check_ordinary(self, purpose: str) -> None:
+        if type(self.values.data) is not Tensor:
+            raise BlockSparseError(
+                f"values must be an ordinary tensor {purpose}, got {type(self.values.data).__name__}"
+            )
 
     def _replace_values(self, values: Tensor) -> None:
         """Gives the Parameter, which optimizers and hooks hold, ``values`` [nnz, bh, bw] with another nnz."""

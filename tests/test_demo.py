@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import load_script
+from scripts import assert_refuses, load_script
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "sparsify_minilm.py"
@@ -59,10 +59,7 @@ def test_demo_prints_its_table_and_draws_its_plot(tmp_path):
     ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
 )
 def test_demo_refuses(arguments, message, demo, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [str(SCRIPT), *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        demo.parse_arguments()
-    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+    assert_refuses(demo, arguments, message, monkeypatch, capsys)
 
 
 def test_prune_and_finetune_goes_through_its_steps(tmp_path):

@@ -277,6 +277,12 @@ def test_dry_run_reports_what_a_run_does(importance):
 # Refusals change nothing
 
 
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+
 class NeedsLabels(nn.Module):
     def __init__(self):
         super().__init__()
@@ -324,11 +330,7 @@ def test_refusals_change_nothing(arguments, message):
 
 
 def test_a_model_that_fails_half_way_is_put_back():
-    class Picky(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-
+    class Picky(TwoLayers):
         def forward(self, x):
             if isinstance(self.first, BlockSparseLinear):
                 raise RuntimeError("not like this")
@@ -522,11 +524,7 @@ def test_shared_inputs_and_repeated_calls_are_calibrated():
 
 
 def test_an_input_changed_in_place_between_two_layers_is_not_shared():
-    class InPlace(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-
+    class InPlace(TwoLayers):
         def forward(self, x):
             x = x + 0
             y = self.first(x)

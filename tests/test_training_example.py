@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import load_script
+from scripts import assert_refuses, load_script
 
 from pytorch_block_sparse import BlockSparseLinear
 
@@ -82,7 +82,4 @@ def test_sparse_models_begin_alike_and_attention_looks_back_only(example):
     ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
 )
 def test_example_refuses(arguments, message, example, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [str(SCRIPT), *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        example.parse_arguments()
-    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+    assert_refuses(example, arguments, message, monkeypatch, capsys)

@@ -110,8 +110,7 @@ def run(options: argparse.Namespace) -> int:
         raise BlockSparseError("argument --dtype: tf32 needs --device cuda")
     if device.type == "cpu" and (forced := FORCED_PLANS.keys() & (options.peer or ())):
         raise BlockSparseError(f"argument --peer: {min(forced)} needs --device cuda")
-    facts = environment.describe(device)
-    facts["commit"] = options.commit or facts["commit"]
+    facts = environment.describe(device, options.commit)
     facts["arguments"] = {"seconds": options.seconds, "repeats": options.repeats, "seed": options.seed}
     cells = list(_cells(options))
     rows: list[dict[str, Any]] = []
@@ -227,7 +226,7 @@ def measure_cell(
         plan = block_sparse_native.last_plan() if x.is_cuda else None
         for peer, mode in FORCED_PLANS.items():
             if peer in peers:
-                functions[peer] = _forced(functions["ours"], mode)
+                functions[peer] = backends.densify_plan(mode)(functions["ours"])
                 _check(cell, functions[peer](), exact, peer)
         unavailable: dict[str, str] = {}
         if "float32" in peers:
@@ -281,16 +280,6 @@ def _ours(cell: Cell, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPatte
     if cell.operator == "input_grad":
         return lambda: ops.input_grad(dy, values, pattern)
     return lambda: ops.weight_grad(dy, x, pattern)
-
-
-def _forced(ours: Callable[[], Tensor], mode: str) -> Callable[[], Tensor]:
-    """Ours by one plan."""
-
-    def run() -> Tensor:
-        with backends.densify_plan(mode):
-            return ours()
-
-    return run
 
 
 def _exact(cell: Cell, x: Tensor, dy: Tensor, values: Tensor, pattern: BlockPattern) -> Tensor:

@@ -80,11 +80,11 @@ def git_commit() -> str | None:
         return None
 
 
-def describe(device: torch.device) -> dict[str, Any]:
-    """What a result file says of where it was measured."""
+def describe(device: torch.device, commit: str | None = None) -> dict[str, Any]:
+    """What a result file says of where it was measured; ``commit`` instead of what git says."""
     facts: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git_commit(),
+        "commit": commit or git_commit(),
         "package": package_version(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -6,6 +6,7 @@ the same of them, so the ratio of a pair is steadier than either time.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 
 MIN_ROUNDS = 3
 _FLUSH_BYTES = 256 << 20
+_ROTATED_BYTES = 240 << 20
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,7 @@ def interleave(
         for times in samples.values():
             times.clear()
         begin = time.perf_counter()
-    timings = Timings(samples)
-    while timings.rounds < (repeats or MIN_ROUNDS) or (repeats is None and time.perf_counter() - begin < seconds):
-        one_round()
-    return timings
+    return _run_rounds(one_round, Timings(samples), begin, seconds, repeats)
 
 
 def interleave_graphs(sequences: Mapping[str, Sequence[Callable[[], object]]], *, seconds: float = 0.2) -> Timings:
@@ -102,18 +101,25 @@ def interleave_graphs(sequences: Mapping[str, Sequence[Callable[[], object]]], *
 
     def one_round() -> None:
         for name, graph in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples[name].append(begin.elapsed_time(end) / 1e3 / len(sequences[name]))
+            samples[name].append(_cuda_seconds(graph.replay) / len(sequences[name]))
 
     one_round()
     for times in samples.values():
         times.clear()
-    timings, start = Timings(samples), time.perf_counter()
-    while timings.rounds < MIN_ROUNDS or time.perf_counter() - start < seconds:
+    return _run_rounds(one_round, Timings(samples), time.perf_counter(), seconds)
+
+
+def rotating_copies(tensor: torch.Tensor, most: int | None = None) -> list[torch.Tensor]:
+    """Copies for :func:`interleave_graphs`: two at least, together several times the L2 cache, ``most`` at most."""
+    count = max(2, math.ceil(_ROTATED_BYTES / (tensor.numel() * tensor.itemsize)))
+    return [tensor.clone() for _ in range(min(count, most or count))]
+
+
+def _run_rounds(
+    one_round: Callable[[], None], timings: Timings, begin: float, seconds: float, repeats: int | None = None
+) -> Timings:
+    """Rounds until ``seconds`` after ``begin``, 3 at least; or ``repeats`` of them."""
+    while timings.rounds < (repeats or MIN_ROUNDS) or (repeats is None and time.perf_counter() - begin < seconds):
         one_round()
     return timings
 
@@ -128,14 +134,18 @@ def _cuda_timer(device: torch.device, flushes: int) -> Callable[[Callable[[], ob
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)  # several times the L2 cache of any GPU
 
     def timer(function: Callable[[], object]) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         # Filling takes longer than launching a kernel, so the host's work hides behind it.
         for _ in range(flushes):
             flush.zero_()
-        begin.record()
-        function()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        return _cuda_seconds(function)
 
     return timer
+
+
+def _cuda_seconds(function: Callable[[], object]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
