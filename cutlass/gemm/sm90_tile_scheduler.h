@@ -42,7 +42,7 @@ template <class Work>
 struct TaskParams {
   TileRaster raster;
   Work work;
-  int* counter;        // zero at the launch
+  int* counter;        // zero at the launch; null where a thread block has one tile
   int pieces_per_row;  // of `values` as a matrix [nnz * bh, bw]
   int features;        // O (forward) or I
   const void* bias;    // [features] or null
@@ -65,7 +65,7 @@ CUTE_DEVICE typename Work::Item fetch_item(const typename Work::Item* items, int
   return i < count ? items[i] : Work::empty_item();
 }
 
-// Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start.
+// Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start, or null.
 template <class Work, class Shared>
 CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const Work& work, int* counter, int lane) {
   int tile = blockIdx.x;
@@ -92,7 +92,7 @@ CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const 
     // Only when the loading warps have taken this tile: a tile claimed early is one that an idle thread block lacks.
     if (lane == 0) {
       shared.box_empty.wait(turn & 1);
-      tile = gridDim.x + atomicAdd(counter, 1);
+      tile = counter ? gridDim.x + atomicAdd(counter, 1) : raster.size();
     }
     __syncwarp();  // no lane writes into the box before lane 0 saw it empty
     tile = __shfl_sync(~0u, tile, 0);

@@ -20,12 +20,18 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   const int64_t features = Config::kTransposed ? geometry.in_features : geometry.out_features;
   const int64_t groups = sm90::group_count(geometry, problem.direction);
   const int64_t token_tiles = (problem.tokens + Config::kTokens - 1) / Config::kTokens;
-  if (token_tiles * groups > sm90::kMostTiles) return "block_sparse: the output has 2^28 tiles or more";
+  const int64_t tiles = token_tiles * groups;
+  if (tiles > sm90::kMostTiles) return "block_sparse: the output has 2^28 tiles or more";
+  const int64_t blocks = std::min(tiles, int64_t(multiprocessors));
+  const bool one_wave = blocks == tiles;
+  if (!one_wave) {
+    if (cudaError_t status = cudaMemsetAsync(counter, 0, sizeof(int), stream)) return status_message(status);
+  }
 
   sm90::TaskParams<typename Config::Work> params{};
   params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles))};
   params.work = sm90::dense_sparse_work<typename Config::Work>(geometry, problem.direction, problem.index.work_lists);
-  params.counter = counter;
+  params.counter = one_wave ? nullptr : counter;
   params.pieces_per_row = int(geometry.block_width / Config::kPieceSide);
   params.features = int(features);
   params.bias = problem.bias;
@@ -50,7 +56,6 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
         &output_map);
   }
   if (error) return error;
-  const int64_t blocks = std::min(token_tiles * groups, int64_t(multiprocessors));
   return launch(kernel, dim3(unsigned(blocks)), Config::kThreads, sizeof(typename Config::SharedStorage), stream,
                 input_map, values_map, output_map, params);
 }

@@ -113,7 +113,6 @@ bool block_task_sm90_serves(const DenseSparseProblem& problem) {
 const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
                                    cudaStream_t stream) {
 #ifdef BLOCK_SPARSE_WITH_SM90A
-  if (cudaError_t status = cudaMemsetAsync(workspace, 0, sizeof(int), stream)) return status_message(status);
   auto* family = problem.dtype == DType::kBFloat16 ? block_task_sm90_bfloat16 : block_task_sm90_float16;
   return family(problem, static_cast<int*>(workspace), device.multiprocessors, stream);
 #else
