@@ -23,7 +23,8 @@ struct NarrowTaskConfig {
   static constexpr int kStages = 4;
   static constexpr int kLoaders = 1 + Work::kHalves;
   static constexpr int kThreads = 128 * (1 + Work::kHalves);
-  static constexpr uint32_t kInputBytes = kTokens * kChunk * sizeof(Element);
+  static constexpr uint32_t kTokenBytes = kChunk * sizeof(Element);  // of one token in a stage
+  static constexpr uint32_t kInputBytes = kTokens * kTokenBytes;
   static constexpr uint32_t kPieceBytes = kSide * kSide * sizeof(Element);
   // Registers a thread: what the loading warps give back, the multiplying ones get.
   static constexpr int kLoaderRegisters = 56;
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     if (warp < Config::kLoaders) {
-      load_narrow_tiles<Config>(shared, params.work, &input_map, &values_map, params.pieces_per_row, warp, lane);
+      load_narrow_tiles<Config>(shared, params.work, &input_map, &values_map, params.raster, params.pieces_per_row,
+                                warp, lane);
     } else {
       schedule_tiles(shared, params.raster, params.work, params.counter, lane);
     }

@@ -1,4 +1,5 @@
-// Stores a finished tile of narrow lines: 128 tokens x 128 features of one warpgroup, in passes of 64 tokens.
+// Stores a finished tile of narrow lines: 128 tokens x 128 features of one warpgroup, in passes of 64 tokens, as many
+// as it has tokens for.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -28,10 +29,11 @@ class NarrowStore {
   // and features 8 j + 2 (lane % 4), + 1; registers 4 j + {2, 3} hold the token 8 further on.
   template <class Bias>
   CUTE_DEVICE void run(const float (&accumulator)[kTiles][kLines][kSide / 2], const int32_t* first_features,
-                       int features, int first_token, Bias bias, EpilogueActivation activation) {
+                       int features, int first_token, int tokens, Bias bias, EpilogueActivation activation) {
     using enum EpilogueActivation;
     CUTE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile * kPassTokens >= tokens) break;
       if (thread_ == 0) cute::tma_store_wait<0>();  // the stores that last read the staging
       cutlass::arch::NamedBarrier::sync(128, barrier_);
       switch (Config::kTransposed ? kNone : activation) {

@@ -20,17 +20,19 @@ struct NarrowControl {
 // role waits and arrives on every stage, also where it has nothing to load: none can get a lap ahead of another.
 template <class Config, class Shared>
 CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& work, const CUtensorMap* input_map,
-                                   const CUtensorMap* values_map, int pieces_per_row, int role, int lane) {
+                                   const CUtensorMap* values_map, const TileRaster& raster, int pieces_per_row,
+                                   int role, int lane) {
   using Work = typename Config::Work;
   using Item = typename Work::Item;
   constexpr uint64_t kNoHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  const uint32_t input_bytes = raster.tile_tokens * Config::kTokenBytes;
   const bool second_half = role == 2;
   RingPosition at;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
     const int tile = load_shared(shared.box.tile);
-    const int first_token = load_shared(shared.box.token_tile) * Config::kTokens;
+    const int first_token = raster.first_token(load_shared(shared.box.token_tile));
     const Item* items = work.items + load_shared(shared.box.first_item);
     const int listed = load_shared(shared.box.items);
     Item next = shared.box.head[lane];
@@ -67,7 +69,7 @@ CUTE_DEVICE void load_narrow_tiles(Shared& shared, const typename Config::Work& 
             store_shared(shared.control[stage].mask[0], mask0);
             store_shared(shared.control[stage].mask[1], mask1);
             store_shared(shared.control[stage].tile, base + i + 1 == count ? tile : NarrowControl::kGoesOn);
-            shared.ring.expect_bytes(at, present ? Config::kInputBytes : 0);
+            shared.ring.expect_bytes(at, present ? input_bytes : 0);
             if (present) {
               cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], chunk * kChunk, first_token);
             }

@@ -105,7 +105,8 @@ CUTE_DEVICE void multiply_narrow_tiles(Shared& shared, const TileRaster& raster,
 
     const auto place = raster(ends);
     const int32_t* first_features = work.groups[place.group].first_feature + half * kLines;
-    store.run(accumulator, first_features, features, place.token_tile * Config::kTokens, bias, activation);
+    store.run(accumulator, first_features, features, raster.first_token(place.token_tile), raster.tile_tokens, bias,
+              activation);
   }
   store.finish();
 }

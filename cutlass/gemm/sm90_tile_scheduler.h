@@ -16,7 +16,9 @@ constexpr int64_t kMostTiles = (int64_t(1) << 28) - 1;  // of a launch
 struct TileRaster {
   int token_tiles;
   int groups;
-  int strip;  // token tiles of a strip
+  int strip;        // token tiles of a strip
+  int tokens;       // T, or where the last token tile ends
+  int tile_tokens;  // of a token tile
 
   struct Place {
     int token_tile;
@@ -24,6 +26,8 @@ struct TileRaster {
   };
 
   CUTE_HOST_DEVICE int size() const { return token_tiles * groups; }
+
+  CUTE_DEVICE int first_token(int token_tile) const { return min(token_tile * tile_tokens, tokens - tile_tokens); }
 
   CUTE_DEVICE Place operator()(int tile) const {
     const int strip_tiles = strip * groups;

@@ -29,7 +29,8 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   }
 
   sm90::TaskParams<typename Config::Work> params{};
-  params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles))};
+  params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles)),
+                   int(token_tiles * Config::kTokens), Config::kTokens};
   params.work = sm90::dense_sparse_work<typename Config::Work>(geometry, problem.direction, problem.index.work_lists);
   params.counter = one_wave ? nullptr : counter;
   params.pieces_per_row = int(geometry.block_width / Config::kPieceSide);
