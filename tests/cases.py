@@ -175,6 +175,12 @@ TOKEN_CASES = [
     for block in ((16, 16), (32, 32), (64, 64))
     for tokens in (0, 1, 2, 3, 5, 8, 17, 64, 100, 257)
 ]
+# A token tile of 256 that is not full, and features that the blocks divide: the Hopper kernels' own way.
+TAIL_CASES = [
+    Case(shape, block, tokens=tokens)
+    for shape, block in (((192, 128), (64, 64)), ((256, 384), (128, 128)))
+    for tokens in (1, 65, 129, 200, 257, 300, 511)
+]
 DATA_CASES = [
     Case(shape, block, tokens=50, data=data)
     for shape, block in (((200, 168), (16, 16)), ((200, 168), (32, 32)), ((50, 33), (7, 5)))
@@ -187,7 +193,7 @@ LONG_CASES = [
     Case((80, 4000), (16, 16), "power-law-rows", 70),
     Case((64, 64), (16, 16), "half", 3000),
 ]
-CASES = BLOCK_CASES + PATTERN_CASES + TOKEN_CASES + DATA_CASES + LONG_CASES
+CASES = BLOCK_CASES + PATTERN_CASES + TOKEN_CASES + TAIL_CASES + DATA_CASES + LONG_CASES
 
 
 @st.composite

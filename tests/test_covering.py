@@ -27,6 +27,7 @@ COVERING = [
     Case((192, 136), (64, 64), tokens=70),
     Case((264, 192), (64, 64), tokens=270),  # inner features that blocks divide: the Hopper kernel
     Case((300, 264), (128, 128), tokens=140),
+    Case((256, 128), (128, 128), tokens=140),  # fewer tokens than the Hopper kernel's tile
     Case((96, 200), (48, 16), tokens=33),
     Case((50, 33), (7, 5), tokens=21),
 ]

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from bounds import TOKEN_TILE, assert_within_bound, by_slot, by_tile
-from cases import ACTIVATIONS, CASES, DTYPES, PATTERNS, Case, Operands, cases, dtype_id, make_operands, past_edges
+from cases import (
+    ACTIVATIONS,
+    CASES,
+    DTYPES,
+    PATTERNS,
+    TAIL_CASES,
+    Case,
+    Operands,
+    cases,
+    dtype_id,
+    make_operands,
+    past_edges,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -216,6 +228,25 @@ def test_strided_operands(case, dtype, strides, device):
     *ours, db = run_all(strided)
     assert_bitwise_equal(ours, run_all(o)[:-1])
     check_bias_grad(db, o)  # the sum over tokens is PyTorch's own, and adds in the order of the strides
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "case",
+    [*TAIL_CASES, Case((96, 160), (32, 32), tokens=100), Case((96, 160), (16, 16), tokens=130)],
+    ids=str,
+)
+def test_nan_beside_the_tokens(case, dtype, device):
+    """NaN in the rows after the last token, and left behind in shared memory by the product before, reach no result."""
+    o = make_operands(case, dtype, device)
+    results = []
+    for product, operand in ((ops.linear, o.x), (ops.input_grad, o.dy)):
+        rows = torch.full((case.tokens + 256, operand.shape[1]), torch.nan, dtype=dtype, device=device)
+        product(rows, o.values, o.pattern)
+        rows[: case.tokens] = operand
+        results.append(product(rows[: case.tokens], o.values, o.pattern))
+    check_linear(results[0], o, None)
+    check_input_grad(results[1], o)
 
 
 @each_sample

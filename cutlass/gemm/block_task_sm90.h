@@ -8,7 +8,8 @@
 // The product is computed as yᵀ: features are the instruction's M, so that a piece of W, K-major forward and MN-major
 // for the input gradient, is operand A as it lies in memory, and 256 tokens are its N. A thread block's tile is 128
 // features (a group of two lines) x 256 tokens. One warpgroup per line multiplies; of the fourth part, three warps load
-// and one fetches the next tile.
+// and one fetches the next tile. With fewer than 256 tokens boxes have only their rows, and what a stage held before is
+// multiplied for the rest: it reaches only columns of the instruction that are never stored.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -33,7 +34,7 @@ struct BlockTaskConfig {
   static constexpr int kStages = 4;
   static constexpr int kLoaders = 1 + kGroupLines;
   static constexpr int kThreads = 128 * (1 + kGroupLines);
-  static constexpr uint32_t kInputBytes = kTokens * kChunk * sizeof(Element);
+  static constexpr uint32_t kTokenBytes = kChunk * sizeof(Element);  // of one token in a stage
   static constexpr uint32_t kPieceBytes = kChunk * kChunk * sizeof(Element);
   // Registers a thread: what the loading warps give back, the multiplying ones get.
   static constexpr int kLoaderRegisters = 56;
@@ -53,9 +54,9 @@ struct BlockTaskConfig {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of 256 x 64
+    block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of min(T, 256) x 64
                const __grid_constant__ CUtensorMap values_map,  // [nnz * bh, bw], boxes of 64 x 64
-               const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of 64 x 64
+               const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of min(T, 64) x 64
                const TaskParams<WideWork> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared_bytes[];
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoaderRegisters>();
     if (warp < Config::kLoaders) {
-      load_tiles<Config>(shared, work, &input_map, &values_map, params.pieces_per_row, warp, lane);
+      load_tiles<Config>(shared, work, &input_map, &values_map, params.raster, params.pieces_per_row, warp, lane);
     } else {
       schedule_tiles(shared, params.raster, work, params.counter, lane);
     }

@@ -44,9 +44,9 @@ struct NarrowTaskConfig {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    narrow_block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of 128 x 64
+    narrow_block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of min(T, 128) x 64
                       const __grid_constant__ CUtensorMap values_map,  // [nnz * bh, bw], boxes of a piece
-                      const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of 64 x a line
+                      const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of min(T, 64) x a line
                       const TaskParams<typename Config::Work> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared_bytes[];

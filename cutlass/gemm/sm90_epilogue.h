@@ -24,23 +24,28 @@ CUTE_DEVICE uint32_t pack_pair(float low, float high) {
   }
 }
 
-// One warpgroup's tile, 64 features x 256 tokens, kept as packed pairs of tokens. It leaves in four passes of 64
-// tokens: transposed through shared memory, then by the copy engine, which clips what lies past the output's edges.
+// One warpgroup's tile, 64 features x 256 tokens, kept as packed pairs of tokens. It leaves in passes of 64 tokens, as
+// many as it has tokens for: transposed through shared memory, then by the copy engine, which clips what lies past the
+// output's edges.
 template <class Element>
 class DeferredStore {
  public:
   static constexpr int kPassTokens = 64;
-  static constexpr int kPasses = 4;
   static constexpr int kFeatures = 64;
   struct Staging {
     alignas(1024) Element tokens[2][kPassTokens * kFeatures];  // (TOKENS, FEATURES), 128-byte swizzle; two buffers
   };
 
-  // `thread`: of the warpgroup's 128; `barrier`: a named barrier of its own.
-  CUTE_DEVICE DeferredStore(const CUtensorMap* output_map, Staging& staging, int thread, int barrier)
-      : output_map_(output_map), staging_(staging), thread_(thread), barrier_(barrier) {}
+  // `tile_tokens`: of every tile; `thread`: of the warpgroup's 128; `barrier`: a named barrier of its own.
+  CUTE_DEVICE DeferredStore(const CUtensorMap* output_map, Staging& staging, int tile_tokens, int thread, int barrier)
+      : output_map_(output_map),
+        staging_(staging),
+        passes_((tile_tokens + kPassTokens - 1) / kPassTokens),
+        thread_(thread),
+        barrier_(barrier),
+        pass_(passes_) {}
 
-  CUTE_DEVICE bool pending() const { return pass_ < kPasses; }
+  CUTE_DEVICE bool pending() const { return pass_ < passes_; }
 
   // Takes over an accumulator of m64n256: registers 4 j + {0, 1} hold feature lane / 4 and tokens 8 j + 2 (lane % 4),
   // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `bias`: of these two features.
@@ -125,12 +130,13 @@ class DeferredStore {
 
   const CUtensorMap* output_map_;
   Staging& staging_;
+  int passes_;
   int thread_;
   int barrier_;
   uint32_t packed_[64];
   int first_feature_ = 0;
   int first_token_ = 0;
-  int pass_ = kPasses;  // passes stored
+  int pass_;  // passes stored
 };
 
 }  // namespace block_sparse::sm90

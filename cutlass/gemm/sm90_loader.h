@@ -26,15 +26,17 @@ struct StageControl {
 // role waits and arrives on every stage, also where it has nothing to load: none can get a lap ahead of another.
 template <class Config, class Shared>
 CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensorMap* input_map,
-                            const CUtensorMap* values_map, int pieces_per_row, int role, int lane) {
+                            const CUtensorMap* values_map, const TileRaster& raster, int pieces_per_row, int role,
+                            int lane) {
   using Item = WideWork::Item;
+  const uint32_t input_bytes = raster.tile_tokens * Config::kTokenBytes;
   constexpr uint64_t kNoHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
   RingPosition at;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
     const int tile = load_shared(shared.box.tile);
-    const int first_token = load_shared(shared.box.token_tile) * Config::kTokens;
+    const int first_token = raster.first_token(load_shared(shared.box.token_tile));
     const Item* items = work.items + load_shared(shared.box.first_item);
     const int listed = load_shared(shared.box.items);
     Item next = shared.box.head[lane];
@@ -71,7 +73,7 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensor
           uint64_t* full = shared.ring.full_address(at);
           if (role == 0) {
             store_shared(shared.control[stage], StageControl::make(item, base + i + 1 == count, tile));
-            shared.ring.expect_bytes(at, present ? Config::kInputBytes : 0);
+            shared.ring.expect_bytes(at, present ? input_bytes : 0);
             if (present) {
               cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], item.chunk * kChunk,
                                            first_token);

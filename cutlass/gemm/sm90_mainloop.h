@@ -24,7 +24,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
   const auto release = [&](int stage) {
     if (lane == 0) shared.ring.release(stage);
   };
-  DeferredStore<Element> store(output_map, shared.staging[line], thread, 1 + line);
+  DeferredStore<Element> store(output_map, shared.staging[line], raster.tile_tokens, thread, 1 + line);
   RingPosition at;
   int control;
   const auto wait_stage = [&] {
@@ -85,7 +85,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
       line_bias[i] = feature < features ? bias(feature) : 0.0f;
     }
     store.template begin<!Config::kTransposed>(accumulator, line_bias, activation, first_feature,
-                                               place.token_tile * Config::kTokens);
+                                               raster.first_token(place.token_tile));
   }
   store.finish();
 }

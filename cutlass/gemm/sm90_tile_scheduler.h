@@ -17,8 +17,8 @@ struct TileRaster {
   int token_tiles;
   int groups;
   int strip;        // token tiles of a strip
-  int tokens;       // T, or where the last token tile ends
-  int tile_tokens;  // of a token tile
+  int tokens;       // T
+  int tile_tokens;  // of a token tile, at most T
 
   struct Place {
     int token_tile;
@@ -27,6 +27,8 @@ struct TileRaster {
 
   CUTE_HOST_DEVICE int size() const { return token_tiles * groups; }
 
+  // The last token tile ends with the tokens, and stores some of the rows before it once more, to the same bits: a row
+  // out of range takes the copy engine longer than one in range.
   CUTE_DEVICE int first_token(int token_tile) const { return min(token_tile * tile_tokens, tokens - tile_tokens); }
 
   CUTE_DEVICE Place operator()(int tile) const {

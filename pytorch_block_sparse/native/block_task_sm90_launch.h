@@ -29,8 +29,11 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   }
 
   sm90::TaskParams<typename Config::Work> params{};
-  params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles)),
-                   int(token_tiles * Config::kTokens), Config::kTokens};
+  // No box has more rows than there are tokens.
+  const int tile_tokens = int(std::min<int64_t>(problem.tokens, Config::kTokens));
+  const int store_tokens = std::min(tile_tokens, Config::kStoreTokens);
+  params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles)), int(problem.tokens),
+                   tile_tokens};
   params.work = sm90::dense_sparse_work<typename Config::Work>(geometry, problem.direction, problem.index.work_lists);
   params.counter = one_wave ? nullptr : counter;
   params.pieces_per_row = int(geometry.block_width / Config::kPieceSide);
@@ -45,7 +48,7 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   const int64_t value_columns = geometry.block_width;
   CUtensorMap input_map, values_map, output_map;
   const char* error = encode_tensor_map(
-      {dtype, problem.input, problem.tokens, inner, problem.input_stride, Config::kTokens, sm90::kChunk, kPromotion},
+      {dtype, problem.input, problem.tokens, inner, problem.input_stride, tile_tokens, sm90::kChunk, kPromotion},
       &input_map);
   if (!error) {
     error = encode_tensor_map(
@@ -53,8 +56,7 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
   }
   if (!error) {
     error = encode_tensor_map(
-        {dtype, problem.output, problem.tokens, features, features, Config::kStoreTokens, kSide, kPromotion},
-        &output_map);
+        {dtype, problem.output, problem.tokens, features, features, store_tokens, kSide, kPromotion}, &output_map);
   }
   if (error) return error;
   return launch(kernel, dim3(unsigned(blocks)), Config::kThreads, sizeof(typename Config::SharedStorage), stream,
