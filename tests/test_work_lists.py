@@ -11,7 +11,7 @@ import torch
 from pytorch_block_sparse import BlockPattern
 from pytorch_block_sparse.native import block_sparse_native
 
-CHUNK = 64  # inputs of an item; outputs of a group are 128 in pieces of 64, else 256
+GROUP = 128  # outputs of a group, in two halves
 PATTERNS = {
     "random": lambda: BlockPattern.random((768, 512), 0.3, (64, 64)),
     "full": lambda: BlockPattern.random((256, 384), 1.0, (128, 128)),
@@ -57,7 +57,7 @@ def expected_pieces(pattern: BlockPattern, transposed: bool) -> set[tuple[int, i
 
 
 class WorkList:
-    """One direction's list, taken apart: groups [2, count, fields], items [most, 4], pieces, and its length."""
+    """One direction's list, taken apart: groups [2, count, fields], items, pieces, and its length."""
 
     def __init__(self, work: np.ndarray, pattern: BlockPattern, transposed: bool) -> None:
         self.side = piece_side(pattern)
@@ -66,43 +66,69 @@ class WorkList:
         ]
         self.lines, parts = grid[::-1] if transposed else grid
         stored = pattern.nnz * pattern.block_shape[0] * pattern.block_shape[1] // self.side**2
-        self.group_lines = 2 if self.side == 64 else 256 // self.side
+        self.wide = self.side == 64
+        self.pieces_per_row = pattern.block_shape[1] // self.side
+        self.group_lines = GROUP // self.side
+        self.item_chunks = 2 if self.side == 32 else 1
+        self.chunk_parts = 4 if self.side == 16 else 1
         count = -(-self.lines // self.group_lines)
-        most_items = min(stored, count * -(-parts * self.side // CHUNK))
-        # {first item, items, (two unused,) first feature of each line}
-        self.first_feature = 2 if self.side == 64 else 4
+        chunks = -(-parts // self.chunk_parts)
+        most_items = min(
+            (stored + count * (self.item_chunks - 1)) // self.item_chunks, count * -(-chunks // self.item_chunks)
+        )
+        # {first item, items, (first piece of each half,) first feature of each line}
+        self.first_feature = 2 if self.wide else 4
         fields = self.first_feature + self.group_lines
         self.groups = work[: 2 * count * fields].reshape(2, count, fields)
         offset = 2 * count * fields
-        self.items = work[offset : offset + 4 * most_items].reshape(most_items, 4)
-        offset += 4 * most_items
-        self.pieces = work[offset : offset + stored].view(np.uint32)
-        self.length = offset + (0 if self.side == 64 else -(-stored // 4) * 4)
+        # {chunk, piece of each line, unused} or {chunks, mask}
+        words = 4 if self.wide else self.item_chunks + 1
+        self.items = work[offset : offset + words * most_items].reshape(most_items, words)
+        offset += words * most_items
+        self.pieces = work[offset : offset + stored]
+        self.length = offset if self.wide else -(-(offset + stored + 64) // 4) * 4
+
+    def group_items(self, group: np.ndarray) -> np.ndarray:
+        return self.items[group[0] : group[0] + group[1]]
 
     def group_pieces(self, group: np.ndarray) -> list[tuple[int, int, int]]:
         """(line, part, number) of each piece that a group names."""
         features = group[self.first_feature :].tolist()
-        pieces = []
-        for item in self.items[group[0] : group[0] + group[1]]:
-            if self.side == 64:
-                named = [(line, 0, number) for line, number in enumerate(item[1:3].tolist()) if number >= 0]
-            else:
-                named = list(self.narrow_pieces(item))
-            assert named
-            parts = CHUNK // self.side
-            pieces += [(features[line] // self.side, item[0] * parts + part, number) for line, part, number in named]
-        return pieces
+        named = self.wide_pieces(group) if self.wide else self.narrow_pieces(group)
+        return [(features[line] // self.side, part, number) for line, part, number in named]
 
-    def narrow_pieces(self, item: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        position = int(item[1])
+    def wide_pieces(self, group: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        for chunk, *numbers, _ in self.group_items(group).tolist():
+            assert max(numbers) >= 0
+            yield from ((line, chunk, number) for line, number in enumerate(numbers) if number >= 0)
+
+    def narrow_pieces(self, group: np.ndarray) -> Iterator[tuple[int, int, int]]:
         half_lines = self.group_lines // 2
-        for half, mask in enumerate(item[2:].view(np.uint32).tolist()):
-            for bit in range(32):
-                if mask >> bit & 1:
-                    entry = int(self.pieces[position])
-                    position += 1
-                    assert entry >> 27 == bit
-                    yield half * half_lines + bit % half_lines, bit // half_lines, entry & (1 << 27) - 1
+        for half in range(2):
+            position = int(group[2 + half])
+            for *chunks, mask in self.group_items(group).tolist():
+                assert mask
+                for bit in range(16):
+                    if mask >> (16 * half + bit) & 1:
+                        line = half * half_lines + bit % half_lines
+                        chunk, part = divmod(bit // half_lines, self.chunk_parts)
+                        row, column = divmod(int(self.pieces[position]), self.pieces_per_row * self.side)
+                        assert column < self.pieces_per_row
+                        yield line, chunks[chunk] * self.chunk_parts + part, row * self.pieces_per_row + column
+                        position += 1
+
+    def group_chunks(self, group: np.ndarray) -> list[int]:
+        """Every chunk that an item of the group loads."""
+        items = self.group_items(group)
+        if self.item_chunks == 1:
+            return items[:, 0].tolist()
+        chunk_mask = (1 << self.chunk_parts * self.group_lines // 2) - 1
+        return [
+            item[c]
+            for item in items.tolist()
+            for c in range(2)
+            if (item[2] | item[2] >> 16) & chunk_mask << c * self.group_lines // 2
+        ]
 
 
 def both_lists(pattern: BlockPattern) -> list[WorkList]:
@@ -122,8 +148,9 @@ def test_every_piece_is_listed_once(name):
         assert len(named) == len(set(named))
         assert set(named) == expected_pieces(pattern, transposed)
         for group in work.groups[0]:
-            chunks = work.items[group[0] : group[0] + group[1], 0].tolist()
+            chunks = work.group_chunks(group)
             assert len(chunks) == len(set(chunks))
+            assert len(work.group_items(group)) == -(-len(chunks) // work.item_chunks)
         features = sorted(work.groups[0, :, work.first_feature :].ravel().tolist())
         assert features[: work.lines] == [work.side * line for line in range(work.lines)]
         assert all(feature >= work.side * work.lines for feature in features[work.lines :])
@@ -137,7 +164,7 @@ def test_longest_groups_come_first_in_the_second_copy():
     assert lengths == sorted(lengths, reverse=True)
 
 
-@pytest.mark.parametrize(("side", "copies"), [(64, 2), (32, 8), (16, 16)])
+@pytest.mark.parametrize(("side", "copies"), [(64, 2), (32, 4), (16, 8)])
 def test_lines_that_share_blocks_are_grouped(side, copies):
     line = torch.rand(16, 128) < 0.2
     rows = line.repeat(copies, 1)[torch.randperm(16 * copies)]

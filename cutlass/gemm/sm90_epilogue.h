@@ -6,6 +6,7 @@
 #include <cute/tensor.hpp>
 
 #include "gemm/epilogue_function.h"
+#include "gemm/sm90_mma.h"
 #include "gemm/sm90_ring.h"
 
 namespace block_sparse::sm90 {
@@ -24,16 +25,17 @@ CUTE_DEVICE uint32_t pack_pair(float low, float high) {
   }
 }
 
-// One warpgroup's tile, 64 features x 256 tokens, kept as packed pairs of tokens. It leaves in passes of 64 tokens, as
-// many as it has tokens for: transposed through shared memory, then by the copy engine, which clips what lies past the
-// output's edges.
-template <class Element>
+// One warpgroup's tile, 64 features (lines of kSide) x 256 tokens, kept as packed pairs of tokens. It leaves in passes
+// of 64 tokens, as many as it has tokens for: transposed through shared memory, then by the copy engine, which clips
+// what lies past the output's edges.
+template <class Element, int kSide>
 class DeferredStore {
  public:
   static constexpr int kPassTokens = 64;
-  static constexpr int kFeatures = 64;
+  static constexpr int kLines = 64 / kSide;
   struct Staging {
-    alignas(1024) Element tokens[2][kPassTokens * kFeatures];  // (TOKENS, FEATURES), 128-byte swizzle; two buffers
+    alignas(1024) Element tokens[2][kLines][kPassTokens * kSide];  // (TOKENS, FEATURES) a line; two buffers
+    int first_feature[kLines];
   };
 
   // `tile_tokens`: of every tile; `thread`: of the warpgroup's 128; `barrier`: a named barrier of its own.
@@ -48,11 +50,17 @@ class DeferredStore {
   CUTE_DEVICE bool pending() const { return pass_ < passes_; }
 
   // Takes over an accumulator of m64n256: registers 4 j + {0, 1} hold feature lane / 4 and tokens 8 j + 2 (lane % 4),
-  // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `bias`: of these two features.
-  template <bool kActivates>
-  CUTE_DEVICE void begin(const float (&accumulator)[128], const float (&bias)[2], EpilogueActivation activation,
-                         int first_feature, int first_token) {
+  // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `first_features`: of each line; `bias_of(feature)`:
+  // float, called with features of the output only.
+  template <bool kActivates, class Bias>
+  CUTE_DEVICE void begin(const float (&accumulator)[128], const int32_t* first_features, int features, int first_token,
+                         Bias bias_of, EpilogueActivation activation) {
     using enum EpilogueActivation;
+    const int warp_feature = thread_ / 32 * 16;
+    const int first_feature = first_features[warp_feature / kSide] + warp_feature % kSide + thread_ % 32 / 4;
+    float bias[2];
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) bias[i] = first_feature + 8 * i < features ? bias_of(first_feature + 8 * i) : 0.0f;
     // One unrolled loop for each activation: the choice is made once a tile, not for every element.
     switch (kActivates ? activation : kNone) {
       case kRelu:
@@ -70,7 +78,10 @@ class DeferredStore {
       default:
         pack<kNone>(accumulator, bias);
     }
-    first_feature_ = first_feature;
+    if (thread_ == 0) {  // which is the one that reads them, too
+      CUTE_UNROLL
+      for (int line = 0; line < kLines; ++line) staging_.first_feature[line] = first_features[line];
+    }
     first_token_ = first_token;
     pass_ = 0;
   }
@@ -109,21 +120,27 @@ class DeferredStore {
     // of matrix l / 8.
     const int lane = thread_ % 32;
     const int row = lane % 8 + lane / 16 * 8;
-    const int chunk = thread_ / 32 * 2 + lane / 8 % 2;  // of 8 features
-    Element* buffer = staging_.tokens[kPass % 2];
+    const int feature = thread_ / 32 * 16 + lane / 8 % 2 * 8;
+    auto& buffer = staging_.tokens[kPass % 2];
+    Element* line = buffer[feature / kSide];
     if (thread_ == 0) cute::tma_store_wait<1>();  // the store that last read this buffer
     cutlass::arch::NamedBarrier::sync(128, barrier_);
     CUTE_UNROLL
     for (int step = 0; step < kPassTokens / 16; ++step) {
       const uint32_t* pairs = packed_ + (kPass * (kPassTokens / 16) + step) * 4;
-      Element* target = buffer + (step * 16 + row) * kFeatures + (chunk ^ (row % 8)) * 8;
+      const int token = step * 16 + row;
+      Element* target = line + token * kSide + (feature % kSide / 8 ^ row_swizzle<kSide>(token)) * 8;
       cute::SM90_U16x8_STSM_T::copy(pairs[0], pairs[1], pairs[2], pairs[3],
                                     *reinterpret_cast<cute::uint128_t*>(target));
     }
     cute::tma_store_fence();
     cutlass::arch::NamedBarrier::sync(128, barrier_);
     if (thread_ == 0) {
-      cute::SM90_TMA_STORE_2D::copy(output_map_, buffer, first_feature_, first_token_ + kPass * kPassTokens);
+      CUTE_UNROLL
+      for (int i = 0; i < kLines; ++i) {
+        cute::SM90_TMA_STORE_2D::copy(output_map_, buffer[i], staging_.first_feature[i],
+                                      first_token_ + kPass * kPassTokens);
+      }
       cute::tma_store_arrive();
     }
   }
@@ -134,7 +151,6 @@ class DeferredStore {
   int thread_;
   int barrier_;
   uint32_t packed_[64];
-  int first_feature_ = 0;
   int first_token_ = 0;
   int pass_;  // passes stored
 };

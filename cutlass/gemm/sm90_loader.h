@@ -1,4 +1,5 @@
-// The loading warps: one for the tokens, one for the pieces of each of the group's lines.
+// The loading warps: one for the tokens, one for the pieces of each half of the group. Every one of them waits and
+// arrives on every stage, also where it has nothing to load: none can get a lap ahead of another.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -7,37 +8,38 @@
 
 namespace block_sparse::sm90 {
 
-// What the multiplying warps are told of a stage.
+// What the multiplying warps are told of a stage: the tile that it ends, and the parts (sm90_work.h) that it holds.
 struct StageControl {
-  static constexpr int kLast = 1 << WideWork::kGroupLines;  // the tile's last item
-  static constexpr int kTileShift = WideWork::kGroupLines + 1;
+  static constexpr int kGoesOn = -2;  // in place of the tile: the stage does not end it
   static constexpr int kNoMoreTiles = -1;
-  static_assert(kMostTiles <= INT32_MAX >> kTileShift);
 
-  static CUTE_DEVICE int make(const WideWork::Item& item, bool last, int tile) {
-    int control = last ? kLast | tile << kTileShift : 0;
-    CUTE_UNROLL
-    for (int line = 0; line < WideWork::kGroupLines; ++line) control |= (item.pieces[line] >= 0) << line;
-    return control;
+  uint64_t word;
+
+  static CUTE_DEVICE uint64_t make(int tile, uint32_t parts) { return uint64_t(uint32_t(tile)) << 32 | parts; }
+  static CUTE_DEVICE int tile(uint64_t word) { return int(word >> 32); }
+  static CUTE_DEVICE uint32_t half_parts(uint64_t word, int half) {
+    return uint32_t(word) >> (half * kPartsHalfBits) & kHalfPartsMask;
   }
 };
 
-// Run by one warp; `role` 0 loads tokens and writes the control word, role 1 + line loads that line's pieces. Every
-// role waits and arrives on every stage, also where it has nothing to load: none can get a lap ahead of another.
+constexpr uint64_t kNoCacheHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+
+// The tokens of each item, two chunks that follow one another as one box of `pair_map`; and what the multiplying warps
+// have to know of it. Run by one warp.
 template <class Config, class Shared>
-CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensorMap* input_map,
-                            const CUtensorMap* values_map, const TileRaster& raster, int pieces_per_row, int role,
-                            int lane) {
-  using Item = WideWork::Item;
-  const uint32_t input_bytes = raster.tile_tokens * Config::kTokenBytes;
-  constexpr uint64_t kNoHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::Work>& params,
+                             const CUtensorMap* input_map, const CUtensorMap* pair_map, int lane) {
+  using Work = typename Config::Work;
+  using Item = typename Work::Item;
+  constexpr int kChunkElements = Config::kTokens * Work::kChunkInputs;
+  const uint32_t chunk_bytes = params.raster.tile_tokens * Work::kChunkInputs * sizeof(typename Config::Element);
   RingPosition at;
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
     const int tile = load_shared(shared.box.tile);
-    const int first_token = raster.first_token(load_shared(shared.box.token_tile));
-    const Item* items = work.items + load_shared(shared.box.first_item);
+    const int first_token = params.raster.first_token(load_shared(shared.box.token_tile));
+    const Item* items = params.work.items + load_shared(shared.box.first_item);
     const int listed = load_shared(shared.box.items);
     Item next = shared.box.head[lane];
     __syncwarp();
@@ -47,41 +49,28 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensor
     const int count = max(listed, 1);
     for (int base = 0; base < count; base += 32) {
       const Item mine = next;
-      if (base + 32 < count) next = fetch_item<WideWork>(items, listed, base + 32 + lane);
-      // Where this lane's piece is in `values`, seen as a matrix of bw columns.
-      const int piece = role == 0 ? -1 : mine.pieces[role - 1];
-      const int piece_row = piece / pieces_per_row * kChunk;
-      const int piece_column = piece % pieces_per_row * kChunk;
+      const uint32_t my_parts = mine.parts();
+      if (base + 32 < count) next = fetch_item<Work>(items, listed, base + 32 + lane);
       for (int i = 0; i < min(32, count - base); ++i) {
-        Item item{};
-        int row = 0, column = 0, present = 0;
-        if (role == 0) {
-          item.chunk = __shfl_sync(~0u, mine.chunk, i);
-          CUTE_UNROLL
-          for (int line = 0; line < WideWork::kGroupLines; ++line) {
-            item.pieces[line] = __shfl_sync(~0u, mine.pieces[line], i);
-            present |= item.pieces[line] >= 0;
-          }
-        } else {
-          row = __shfl_sync(~0u, piece_row, i);
-          column = __shfl_sync(~0u, piece_column, i);
-          present = __shfl_sync(~0u, piece, i) >= 0;
-        }
+        const uint32_t parts = __shfl_sync(~0u, my_parts, i);
+        int chunk[Work::kChunks];
+        CUTE_UNROLL
+        for (int c = 0; c < Work::kChunks; ++c) chunk[c] = __shfl_sync(~0u, mine.chunk[c], i);
         if (lane == 0) {
-          const int stage = at.stage;
           shared.ring.wait_empty(at);
-          uint64_t* full = shared.ring.full_address(at);
-          if (role == 0) {
-            store_shared(shared.control[stage], StageControl::make(item, base + i + 1 == count, tile));
-            shared.ring.expect_bytes(at, present ? input_bytes : 0);
-            if (present) {
-              cute::SM90_TMA_LOAD_2D::copy(input_map, full, kNoHint, shared.input[stage], item.chunk * kChunk,
-                                           first_token);
-            }
+          const int ends = base + i + 1 == count ? tile : StageControl::kGoesOn;
+          store_shared(shared.control[at.stage].word, StageControl::make(ends, parts));
+          shared.ring.expect_bytes(at, __popc(parts >> kPartsChunkBit) * chunk_bytes);
+          if (Work::kChunks == 2 && parts & kPartsAdjacent) {
+            cute::SM90_TMA_LOAD_2D::copy(pair_map, shared.ring.full_address(at), kNoCacheHint, shared.input[at.stage],
+                                         chunk[0] * Work::kChunkInputs, first_token);
           } else {
-            shared.ring.expect_bytes(at, present ? Config::kPieceBytes : 0);
-            if (present) {
-              cute::SM90_TMA_LOAD_2D::copy(values_map, full, kNoHint, shared.pieces[stage][role - 1], column, row);
+            CUTE_UNROLL
+            for (int c = 0; c < Work::kChunks; ++c) {
+              if (!(parts >> (kPartsChunkBit + c) & 1)) continue;
+              cute::SM90_TMA_LOAD_2D::copy(input_map, shared.ring.full_address(at), kNoCacheHint,
+                                           shared.input[at.stage] + c * kChunkElements, chunk[c] * Work::kChunkInputs,
+                                           first_token);
             }
           }
         }
@@ -92,7 +81,53 @@ CUTE_DEVICE void load_tiles(Shared& shared, const WideWork& work, const CUtensor
   }
   if (lane == 0) {
     shared.ring.wait_empty(at);
-    if (role == 0) store_shared(shared.control[at.stage], StageControl::kNoMoreTiles);
+    store_shared(shared.control[at.stage].word, StageControl::make(StageControl::kNoMoreTiles, 0));
+    shared.ring.expect_bytes(at, 0);
+  }
+}
+
+// The pieces of one half, a line, where they are 64 x 64: a box each. Run by one warp.
+template <class Config, class Shared>
+CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<WideWork>& params, const CUtensorMap* values_map,
+                             int half, int lane) {
+  using Item = WideWork::Item;
+  RingPosition at;
+  for (int turn = 0;; ++turn) {
+    shared.box_full.wait(turn & 1);
+    keep_loads_below();
+    const int tile = load_shared(shared.box.tile);
+    const Item* items = params.work.items + load_shared(shared.box.first_item);
+    const int listed = load_shared(shared.box.items);
+    Item next = shared.box.head[lane];
+    __syncwarp();
+    if (tile < 0) break;
+    if (lane == 0) shared.box_empty.arrive();
+
+    const int count = max(listed, 1);
+    for (int base = 0; base < count; base += 32) {
+      const int piece = next.pieces[half];
+      const int piece_row = piece / params.pieces_per_row * WideWork::kSide;
+      const int piece_column = piece % params.pieces_per_row * WideWork::kSide;
+      if (base + 32 < count) next = fetch_item<WideWork>(items, listed, base + 32 + lane);
+      for (int i = 0; i < min(32, count - base); ++i) {
+        const int row = __shfl_sync(~0u, piece_row, i);
+        const int column = __shfl_sync(~0u, piece_column, i);
+        const bool present = __shfl_sync(~0u, piece, i) >= 0;
+        if (lane == 0) {
+          shared.ring.wait_empty(at);
+          shared.ring.expect_bytes(at, present ? Config::kPieceBytes : 0);
+          if (present) {
+            cute::SM90_TMA_LOAD_2D::copy(values_map, shared.ring.full_address(at), kNoCacheHint,
+                                         shared.pieces[at.stage][half], column, row);
+          }
+        }
+        __syncwarp();
+        at.advance(Config::kStages);
+      }
+    }
+  }
+  if (lane == 0) {
+    shared.ring.wait_empty(at);
     shared.ring.expect_bytes(at, 0);
   }
 }

@@ -1,4 +1,4 @@
-// The multiplying warpgroups: each owns one line of the group, 64 features x 256 tokens.
+// The multiplying warpgroups: each owns one half of the group, 64 features x 256 tokens.
 #pragma once
 
 #include "gemm/sm90_epilogue.h"
@@ -7,53 +7,83 @@
 
 namespace block_sparse::sm90 {
 
+// visit(1), ..., visit(kMost), as compile-time constants.
+template <int kMost, class Visit>
+CUTE_DEVICE void for_each_count(Visit visit) {
+  [&]<int... kCount>(std::integer_sequence<int, kCount...>) {
+    (visit(std::integral_constant<int, kCount + 1>{}), ...);
+  }(std::make_integer_sequence<int, kMost>{});
+}
+
 // Run by one warpgroup; `thread` of its 128. `bias(feature)`: float, called with features of the output only.
 template <class Config, class Shared, class Bias>
-CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const WideWork& work,
-                                const CUtensorMap* output_map, int features, int line, int thread, Bias bias,
-                                EpilogueActivation activation) {
+CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config::Work>& params,
+                                const CUtensorMap* output_map, int half, int thread, Bias bias) {
   using Element = typename Config::Element;
+  using Work = typename Config::Work;
   using Mma = Mma64x256<Element, Config::kMajorA>;
+  constexpr int kSide = Work::kSide;
   const int lane = thread % 32;
-  // Descriptors of stage 0, and what the next stage adds.
-  const uint64_t pieces = swizzled_operand(cute::cast_smem_ptr_to_uint(shared.pieces[0][line]));
-  const uint64_t input = swizzled_operand(cute::cast_smem_ptr_to_uint(shared.input[0]));
-  constexpr uint64_t kPieceStep = sizeof(shared.pieces[0]) >> 4;
-  constexpr uint64_t kInputStep = sizeof(shared.input[0]) >> 4;
+  // Where the operands of stage 0 are, and how much further on those of the next stage and the next part.
+  const uint32_t pieces = operand_place<Config::kMajorA, kSide>(cute::cast_smem_ptr_to_uint(shared.pieces[0][half]));
+  const uint32_t input = operand_place<MajorMode::K, kSide>(cute::cast_smem_ptr_to_uint(shared.input[0]));
+  constexpr uint32_t kPieceStep = sizeof(shared.pieces[0]) / 16;
+  constexpr uint32_t kInputStep = sizeof(shared.input[0]) / 16;
+  constexpr uint32_t kPartPieces = Work::kHalfLines * Config::kPieceBytes / 16;
+  constexpr uint32_t kPartInput = kSide * sizeof(Element) / 16;  // within a chunk, or a pair of them
+  constexpr uint32_t kChunkInput = Config::kTokens * Work::kChunkInputs * sizeof(Element) / 16;
 
   const auto release = [&](int stage) {
     if (lane == 0) shared.ring.release(stage);
   };
-  DeferredStore<Element> store(output_map, shared.staging[line], raster.tile_tokens, thread, 1 + line);
+  DeferredStore<Element, kSide> store(output_map, shared.staging[half], params.raster.tile_tokens, thread, 1 + half);
   RingPosition at;
-  int control;
+  uint64_t control;
   const auto wait_stage = [&] {
     shared.ring.wait_full(at);
-    control = load_shared(shared.control[at.stage]);
+    control = load_shared(shared.control[at.stage].word);
   };
 
   while (true) {
     wait_stage();
-    if (control == StageControl::kNoMoreTiles) break;  // here, where no matrix instruction is in flight
+    if (StageControl::tile(control) == StageControl::kNoMoreTiles) break;  // no matrix instruction is in flight here
     float accumulator[128];
     CUTE_UNROLL
     for (float& sum : accumulator) sum = 0;
     int busy = -1;  // the stage that our last instructions may still read
     while (true) {
       const int stage = at.stage;
-      if (control >> line & 1) {
-        CUTE_UNROLL
-        for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
-        cute::warpgroup_arrive();
-        CUTE_UNROLL
-        for (int k = 0; k < kChunk / 16; ++k) {
-          Mma::add_product(pieces + stage * kPieceStep + k * kInstructionStep<Config::kMajorA>,
-                           input + stage * kInputStep + k * kInstructionStep<MajorMode::K>, accumulator);
-        }
-        cute::warpgroup_commit_batch();
-        cute::warpgroup_wait<1>();
-        CUTE_UNROLL
-        for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
+      const uint32_t parts = StageControl::half_parts(control, half);
+      if (part_count(parts)) {
+        const bool pair = Work::kChunks == 2 && uint32_t(control) & kPartsAdjacent;
+        const uint32_t stage_pieces = pieces + stage * kPieceStep;
+        const uint32_t stage_input = input + stage * kInputStep;
+        const uint32_t input_layout = pair ? kOperandLayout<kItemInputs> : kOperandLayout<Work::kChunkInputs>;
+        const uint32_t part_input = Work::kChunks == 1 || pair ? kPartInput : kChunkInput;
+        // One straight line of instructions for each number of parts: a branch among them would serialise them.
+        for_each_count<Work::kParts>([&](auto count) {
+          if (part_count(parts) != count) return;
+          if constexpr (Config::kCopiesPieces) cutlass::arch::fence_view_async_shared();  // what cp.async has written
+          CUTE_UNROLL
+          for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
+          cute::warpgroup_arrive();
+          CUTE_UNROLL
+          for (int i = 0; i < count; ++i) {
+            const int part = count == Work::kParts ? i : part_at(parts, i);
+            CUTE_UNROLL
+            for (int k = 0; k < kSide / 16; ++k) {
+              constexpr uint32_t kPieceInstruction = kInstructionStep<Config::kMajorA, kSide>;
+              constexpr uint32_t kInputInstruction = kInstructionStep<MajorMode::K, kSide>;
+              Mma::add_product(
+                  operand(kOperandLayout<kSide>, stage_pieces + part * kPartPieces + k * kPieceInstruction),
+                  operand(input_layout, stage_input + part * part_input + k * kInputInstruction), accumulator);
+            }
+          }
+          cute::warpgroup_commit_batch();
+          cute::warpgroup_wait<1>();
+          CUTE_UNROLL
+          for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
+        });
         if (busy >= 0) release(busy);
         busy = stage;
         if (store.pending()) store.store_next();
@@ -67,7 +97,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
         release(stage);
       }
       at.advance(Config::kStages);
-      if (control & StageControl::kLast) break;
+      if (StageControl::tile(control) != StageControl::kGoesOn) break;
       wait_stage();
     }
     cute::warpgroup_wait<0>();
@@ -76,16 +106,10 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TileRaster& raster, const 
     if (busy >= 0) release(busy);
 
     while (store.pending()) store.store_next();  // what this tile's items left over
-    const auto place = raster(control >> StageControl::kTileShift);
-    const int first_feature = work.groups[place.group].first_feature[line];
-    float line_bias[2];
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int feature = first_feature + thread / 32 * 16 + lane / 4 + 8 * i;
-      line_bias[i] = feature < features ? bias(feature) : 0.0f;
-    }
-    store.template begin<!Config::kTransposed>(accumulator, line_bias, activation, first_feature,
-                                               raster.first_token(place.token_tile));
+    const auto place = params.raster(StageControl::tile(control));
+    store.template begin<!Config::kTransposed>(
+        accumulator, params.work.groups[place.group].first_feature + half * Work::kHalfLines, params.features,
+        params.raster.first_token(place.token_tile), bias, params.activation);
   }
   store.finish();
 }

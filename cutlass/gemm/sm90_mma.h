@@ -13,18 +13,34 @@ namespace block_sparse::sm90 {
 
 using MajorMode = cute::SM90::GMMA::Major;
 
-// An operand tile of 128-byte rows in the 128-byte swizzle, as the copy engine leaves it: K-major [MN, 64 of K], or
-// MN-major [K, 64 of MN]. Groups of 8 rows are 1024 bytes apart; the tile is one swizzle atom wide.
-CUTE_DEVICE uint64_t swizzled_operand(uint32_t shared_address) {
-  constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
-  constexpr uint64_t kRowGroupStride = uint64_t(1024 >> 4) << 32;
-  constexpr uint64_t kLeading = uint64_t(1) << 16;  // not used by such a tile
-  return kSwizzle128 | kRowGroupStride | kLeading | ((shared_address & 0x3FFFF) >> 4);
+// How the 16-byte vectors of a row of kSide 16-bit elements are permuted in shared memory, by the copy engine's swizzle
+// of that width: vector v lies at v ^ row_swizzle(row).
+template <int kSide>
+CUTE_HOST_DEVICE constexpr int row_swizzle(int row) {
+  return kSide == 64 ? row % 8 : kSide == 32 ? row / 2 % 4 : row / 4 % 2;
 }
 
-// How far a descriptor moves for the next 16 of K, in its units of 16 bytes.
-template <MajorMode kMajor>
-constexpr uint64_t kInstructionStep = kMajor == MajorMode::K ? 32 / 16 : 16 * 128 / 16;
+// Descriptor of an operand tile as the copy engine leaves it: rows of kSide elements, swizzled over their width. Rows
+// are M or N (K-major; any number of them), or K (MN-major; squares of kSide x kSide one after the other along M).
+// The lower word says where the tile is, in units of 16 bytes, the upper one how it is laid out.
+template <int kSide>
+constexpr uint32_t kOperandLayout = uint32_t(kSide == 64   ? 1
+                                             : kSide == 32 ? 2
+                                                           : 3)
+                                        << 30 |
+                                    8 * kSide * 2 / 16;  // from 8 rows to the next 8
+
+template <MajorMode kMajor, int kSide>
+CUTE_DEVICE uint32_t operand_place(uint32_t shared_address) {
+  constexpr uint32_t kSquareStride = kSide * kSide * 2 / 16;
+  return (kMajor == MajorMode::MN ? kSquareStride << 16 : 0) + shared_address / 16;
+}
+
+CUTE_DEVICE uint64_t operand(uint32_t layout, uint32_t place) { return uint64_t(layout) << 32 | place; }
+
+// How far a tile's place moves for the next 16 of K.
+template <MajorMode kMajor, int kSide>
+constexpr uint32_t kInstructionStep = kMajor == MajorMode::K ? 32 / 16 : 16 * kSide * 2 / 16;
 
 // accumulator [64, 256] += A [64, 16] B [16, 256]; A and B from shared memory, B K-major.
 template <class Element, MajorMode kMajorA>

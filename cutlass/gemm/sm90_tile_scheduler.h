@@ -49,10 +49,32 @@ struct TaskParams {
   TileRaster raster;
   Work work;
   int* counter;        // zero at the launch; null where a thread block has one tile
-  int pieces_per_row;  // of `values` as a matrix [nnz * bh, bw]
+  const void* values;  // a matrix [nnz * bh, bw]
+  int row_elements;    // bw
+  int pieces_per_row;  // of 64
   int features;        // O (forward) or I
   const void* bias;    // [features] or null
   EpilogueActivation activation;
+};
+
+// What of a tile's list of pieces comes along with the tile; nothing where items name their pieces.
+template <class Work>
+struct TilePieces {
+  CUTE_DEVICE void fetch(const Work&, const typename Work::Group&, int) {}
+};
+
+template <int kSide>
+struct TilePieces<NarrowWork<kSide>> {
+  int first_piece[kHalves];
+  int head[kHalves][32];
+
+  CUTE_DEVICE void fetch(const NarrowWork<kSide>& work, const typename NarrowWork<kSide>::Group& group, int lane) {
+    CUTE_UNROLL
+    for (int half = 0; half < kHalves; ++half) {
+      if (lane == 0) first_piece[half] = group.first_piece[half];
+      head[half][lane] = work.pieces[group.first_piece[half] + lane];
+    }
+  }
 };
 
 // The next tile, as the scheduling warp leaves it for the loading warps; 32 items of it come along, because reading
@@ -64,6 +86,7 @@ struct TileBox {
   int first_item;
   int items;
   typename Work::Item head[32];
+  TilePieces<Work> pieces;
 };
 
 template <class Work>
@@ -86,6 +109,7 @@ CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const 
       item = fetch_item<Work>(work.items + group.first_item, group.items, lane);
     }
     shared.box.head[lane] = item;
+    shared.box.pieces.fetch(work, group, lane);
     if (lane == 0) {
       shared.box.tile = more ? tile : -1;
       shared.box.token_tile = place.token_tile;

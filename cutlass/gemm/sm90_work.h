@@ -1,26 +1,50 @@
-// Work lists of the Hopper dense x sparse kernels: what the host builds once a pattern and the kernels walk. Plain
+// Work lists of the Hopper dense x sparse kernel: what the host builds once a pattern and the kernel walks. Plain
 // structs, the same for host and device; no CUDA header.
 //
 // Blocks are cut into square pieces of 64, 32 or 16 elements, numbered through `values` seen as [nnz * bh / side,
 // bw / side] squares, row-major. Lines are strips of `side` outputs (features of y forward, of x for the input
-// gradient); a group is as many lines as one thread block computes. Chunks are strips of 64 inputs. An item is one
-// chunk that at least one line of a group needs.
+// gradient). A group is what one thread block computes, 128 outputs in two halves, each as many lines as fill 64
+// outputs, one matrix instruction's M. An item is 64 inputs, in parts of `side`, at least one of which a line of the
+// group needs; they come in one chunk or in two, from anywhere.
 #pragma once
 
 #include <cstdint>
 
 namespace block_sparse::sm90 {
 
-constexpr int kChunk = 64;
+constexpr int kHalves = 2;
+constexpr int kHalfOutputs = 64;
+constexpr int kGroupOutputs = kHalves * kHalfOutputs;
+constexpr int kItemInputs = 64;
 
-// Pieces of 64: a group is two lines.
+// The parts of an item that each half multiplies, as the multiplying warps read it: a half's 16 bits are their count,
+// and from bit 4 on, two bits each, the parts. Bit 30 + c: chunk c is needed. Bit 29: two chunks follow one another.
+constexpr int kPartsHalfBits = 16;
+constexpr uint32_t kHalfPartsMask = (1u << 12) - 1;
+constexpr int kPartsChunkBit = 30;
+constexpr uint32_t kPartsAdjacent = 1u << 29;
+
+constexpr int part_count(uint32_t half_parts) { return int(half_parts & 7); }
+constexpr int part_at(uint32_t half_parts, int i) { return int(half_parts >> (4 + 2 * i) & 3); }
+
+// Pieces of 64: a half is one line, an item one part.
 struct WideWork {
-  static constexpr int kGroupLines = 2;
+  static constexpr int kSide = 64;
+  static constexpr int kHalfLines = 1;
+  static constexpr int kGroupLines = kHalves * kHalfLines;
+  static constexpr int kParts = 1;
+  static constexpr int kChunks = 1;
+  static constexpr int kChunkInputs = kItemInputs / kChunks;
 
   struct Item {
-    int32_t chunk;
+    int32_t chunk[kChunks];
     int32_t pieces[kGroupLines];  // of each line, or -1
     int32_t unused;
+
+    constexpr uint32_t parts() const {
+      const bool first = pieces[0] >= 0, second = pieces[1] >= 0;
+      return uint32_t(first) | uint32_t(second) << kPartsHalfBits | uint32_t(first || second) << kPartsChunkBit;
+    }
   };
 
   struct Group {
@@ -33,43 +57,64 @@ struct WideWork {
   const Item* items;
 
   // An empty group still sends one item, so that its tile is stored.
-  static constexpr Item empty_item() { return {0, {-1, -1}, 0}; }
+  static constexpr Item empty_item() { return {{0}, {-1, -1}, 0}; }
 };
 
-// Pieces of 32 or 16: a group is 256 outputs in two halves of 128.
+// Pieces of 32, whose two parts are chunks from anywhere, or of 16, whose four parts are one chunk: the copy engine
+// takes as long for a row of 32 or 64 bytes as for one of 128.
 template <int kSide_>
 struct NarrowWork {
   static constexpr int kSide = kSide_;
-  static constexpr int kHalves = 2;
-  static constexpr int kHalfLines = 128 / kSide;
+  static constexpr int kHalfLines = kHalfOutputs / kSide;
   static constexpr int kGroupLines = kHalves * kHalfLines;
-  static constexpr int kChunkParts = kChunk / kSide;
-  static_assert(kHalfLines * kChunkParts <= 32, "one mask word a half");
+  static constexpr int kParts = kItemInputs / kSide;
+  static constexpr int kChunks = kSide == 32 ? 2 : 1;
+  static constexpr int kChunkInputs = kItemInputs / kChunks;
+  static constexpr int kChunkParts = kParts / kChunks;
+  static constexpr int kHalfPieces = kParts * kHalfLines;  // of an item, at most
+  static constexpr uint32_t kPartLines = (1u << kHalfLines) - 1;
+  static constexpr int kMaskBits = 16;
+  static_assert(kHalfPieces <= kMaskBits);
 
   struct Item {
-    int32_t chunk;
-    int32_t first_piece;     // into pieces: those of half 0, then of half 1, in the order of their bits
-    uint32_t mask[kHalves];  // bit part * kHalfLines + line: the half's line has a block at that part of the chunk
+    int32_t chunk[kChunks];
+    uint32_t mask;  // bit half * kMaskBits + part * kHalfLines + line: the half's line has a block at that part
+
+    constexpr uint32_t half_mask(int half) const { return mask >> (half * kMaskBits) & ((1u << kMaskBits) - 1); }
+
+    constexpr uint32_t parts() const {
+      uint32_t parts = 0;
+      for (int half = 0; half < kHalves; ++half) {
+        uint32_t listed = 0;
+        for (int part = 0; part < kParts; ++part) {
+          if (!(half_mask(half) >> (part * kHalfLines) & kPartLines)) continue;
+          parts |= uint32_t(part) << (half * kPartsHalfBits + 4 + 2 * listed++);
+          parts |= uint32_t(1) << (kPartsChunkBit + part / kChunkParts);
+        }
+        parts |= listed << (half * kPartsHalfBits);
+      }
+      if constexpr (kChunks == 2) {
+        const bool both = parts >> kPartsChunkBit == 3;
+        if (both && chunk[1] == chunk[0] + 1) parts |= kPartsAdjacent;
+      }
+      return parts;
+    }
   };
 
   struct Group {
     int32_t first_item;
     int32_t items;
-    int32_t unused[2];
+    int32_t first_piece[kHalves];  // into pieces, where those of a half lie in the order of items and bits
     int32_t first_feature[kGroupLines];
   };
 
-  // A piece's number, and the bit it belongs to.
-  static constexpr int kPieceBits = 27;
-  static constexpr int32_t pack_piece(int64_t number, int bit) {
-    return int32_t(uint32_t(number) | uint32_t(bit) << kPieceBits);
-  }
-
   const Group* groups;  // [2 * count]
   const Item* items;
-  const int32_t* pieces;  // pack_piece
+  const int32_t* pieces;  // where each begins in `values`, in kSide elements; kPiecesPadding more can be read
 
-  static constexpr Item empty_item() { return {0, 0, {0, 0}}; }
+  static constexpr int kPiecesPadding = 64;
+
+  static constexpr Item empty_item() { return {}; }
 };
 
 }  // namespace block_sparse::sm90

@@ -1,4 +1,4 @@
-// Launches the Hopper dense x sparse kernels for one element type; each .cu instantiates the type it names.
+// Launches the Hopper dense x sparse kernel for one element type; each .cu instantiates the type it names.
 #pragma once
 
 #include <algorithm>
@@ -6,15 +6,14 @@
 #include "cuda_launch.h"
 #include "cuda_tensor_map.h"
 #include "gemm/block_task_sm90.h"
-#include "gemm/block_task_sm90_narrow.h"
 #include "work_list.h"
 
 namespace block_sparse {
 
-template <class Config, class Kernel>
-const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem, int* counter, int multiprocessors,
+template <class Config>
+const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, int multiprocessors,
                                cudaStream_t stream) {
-  using Element = typename Config::Element;
+  using Work = typename Config::Work;
   const Geometry& geometry = problem.geometry;
   const int64_t inner = Config::kTransposed ? geometry.out_features : geometry.in_features;
   const int64_t features = Config::kTransposed ? geometry.in_features : geometry.out_features;
@@ -28,54 +27,63 @@ const char* launch_sm90_config(Kernel* kernel, const DenseSparseProblem& problem
     if (cudaError_t status = cudaMemsetAsync(counter, 0, sizeof(int), stream)) return status_message(status);
   }
 
-  sm90::TaskParams<typename Config::Work> params{};
+  sm90::TaskParams<Work> params{};
   // No box has more rows than there are tokens.
   const int tile_tokens = int(std::min<int64_t>(problem.tokens, Config::kTokens));
   const int store_tokens = std::min(tile_tokens, Config::kStoreTokens);
   params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles)), int(problem.tokens),
                    tile_tokens};
-  params.work = sm90::dense_sparse_work<typename Config::Work>(geometry, problem.direction, problem.index.work_lists);
+  params.work = sm90::dense_sparse_work<Work>(geometry, problem.direction, problem.index.work_lists);
   params.counter = one_wave ? nullptr : counter;
-  params.pieces_per_row = int(geometry.block_width / Config::kPieceSide);
+  params.values = problem.values;
+  params.row_elements = int(geometry.block_width);
+  params.pieces_per_row = int(geometry.block_width / Work::kSide);
   params.features = int(features);
   params.bias = problem.bias;
   params.activation = EpilogueActivation(int(problem.activation));
 
-  constexpr int kSide = Config::kPieceSide;
   constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   const DType dtype = problem.dtype;
   const int64_t value_rows = geometry.nnz * geometry.block_height;
   const int64_t value_columns = geometry.block_width;
-  CUtensorMap input_map, values_map, output_map;
+  CUtensorMap input_map, pair_map{}, values_map{}, output_map;
   const char* error = encode_tensor_map(
-      {dtype, problem.input, problem.tokens, inner, problem.input_stride, tile_tokens, sm90::kChunk, kPromotion},
+      {dtype, problem.input, problem.tokens, inner, problem.input_stride, tile_tokens, Work::kChunkInputs, kPromotion},
       &input_map);
-  if (!error) {
+  if (!error && Work::kChunks == 2) {
     error = encode_tensor_map(
-        {dtype, problem.values, value_rows, value_columns, value_columns, kSide, kSide, kPromotion}, &values_map);
+        {dtype, problem.input, problem.tokens, inner, problem.input_stride, tile_tokens, sm90::kItemInputs, kPromotion},
+        &pair_map);
+  }
+  if (!error && !Config::kCopiesPieces) {
+    error = encode_tensor_map(
+        {dtype, problem.values, value_rows, value_columns, value_columns, Work::kSide, Work::kSide, kPromotion},
+        &values_map);
   }
   if (!error) {
     error = encode_tensor_map(
-        {dtype, problem.output, problem.tokens, features, features, store_tokens, kSide, kPromotion}, &output_map);
+        {dtype, problem.output, problem.tokens, features, features, store_tokens, Work::kSide, kPromotion},
+        &output_map);
   }
   if (error) return error;
-  return launch(kernel, dim3(unsigned(blocks)), Config::kThreads, sizeof(typename Config::SharedStorage), stream,
-                input_map, values_map, output_map, params);
+  return launch(sm90::block_task<Config>, dim3(unsigned(blocks)), Config::kThreads,
+                sizeof(typename Config::SharedStorage), stream, input_map, pair_map, values_map, output_map, params);
 }
 
 template <class Element, bool kTransposed>
 const char* launch_sm90_direction(const DenseSparseProblem& problem, int* counter, int multiprocessors,
                                   cudaStream_t stream) {
-  using Wide = sm90::BlockTaskConfig<Element, kTransposed>;
-  using Narrow32 = sm90::NarrowTaskConfig<Element, 32, kTransposed>;
-  using Narrow16 = sm90::NarrowTaskConfig<Element, 16, kTransposed>;
+  const auto launch_work = [&]<class Work>() {
+    return launch_sm90_config<sm90::BlockTaskConfig<Element, Work, kTransposed>>(problem, counter, multiprocessors,
+                                                                                 stream);
+  };
   switch (sm90::dense_sparse_side(problem.geometry)) {
     case 64:
-      return launch_sm90_config<Wide>(sm90::block_task<Wide>, problem, counter, multiprocessors, stream);
+      return launch_work.template operator()<sm90::WideWork>();
     case 32:
-      return launch_sm90_config<Narrow32>(sm90::narrow_block_task<Narrow32>, problem, counter, multiprocessors, stream);
+      return launch_work.template operator()<sm90::NarrowWork<32>>();
     default:
-      return launch_sm90_config<Narrow16>(sm90::narrow_block_task<Narrow16>, problem, counter, multiprocessors, stream);
+      return launch_work.template operator()<sm90::NarrowWork<16>>();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <future>
 #include <numeric>
 #include <vector>
@@ -22,6 +23,7 @@ struct DirectionView {
   int64_t parts_per_block;  // and along the inner dimension
   int64_t piece_line_step;  // how the number of a piece grows with its line and its part within the block
   int64_t piece_part_step;
+  int64_t pieces_per_row;  // of `values`
   int64_t nnz;
 
   DirectionView(const Geometry& geometry, Direction direction) : side(dense_sparse_side(geometry)), nnz(geometry.nnz) {
@@ -34,15 +36,27 @@ struct DirectionView {
     parts_per_block = forward ? wide : tall;
     piece_line_step = forward ? wide : 1;
     piece_part_step = forward ? 1 : wide;
+    pieces_per_row = wide;
   }
 
-  int64_t group_lines() const { return side == 64 ? WideWork::kGroupLines : 256 / side; }
+  int64_t group_lines() const { return kGroupOutputs / side; }
   int64_t lines() const { return block_lines * lines_per_block; }
   int64_t groups() const { return (lines() + group_lines() - 1) / group_lines(); }
-  int64_t chunks() const { return (inner_blocks * parts_per_block * side + kChunk - 1) / kChunk; }
+  int64_t chunk_inputs() const { return side == 32 ? NarrowWork<32>::kChunkInputs : kItemInputs; }
+  int64_t chunks() const { return (inner_blocks * parts_per_block * side + chunk_inputs() - 1) / chunk_inputs(); }
   int64_t pieces_per_block() const { return lines_per_block * parts_per_block; }
   int64_t pieces() const { return nnz * pieces_per_block(); }
-  int64_t most_items() const { return std::min(pieces(), groups() * chunks()); }
+  // Where a piece begins in `values`, in `side` elements.
+  int64_t offset(int64_t piece) const {
+    return piece / pieces_per_row * pieces_per_row * side + piece % pieces_per_row;
+  }
+
+  // An item has as many chunks as it can; each group's last may have fewer.
+  int64_t most_items() const {
+    const int64_t item_chunks = kItemInputs / chunk_inputs();
+    return std::min((pieces() + groups() * (item_chunks - 1)) / item_chunks,
+                    groups() * ((chunks() + item_chunks - 1) / item_chunks));
+  }
 };
 
 struct LineIndexView {
@@ -147,7 +161,7 @@ struct Piece {
 template <class Visit>
 void for_each_line(const DirectionView& view, const LineIndexView& index, Visit visit) {
   const std::vector<int32_t> order = order_block_lines(view, index);
-  const int64_t chunk_parts = kChunk / view.side;
+  const int64_t chunk_parts = view.chunk_inputs() / view.side;
   std::vector<Piece> pieces;
   for (int64_t place = 0; place < view.groups() * view.group_lines(); ++place) {
     pieces.clear();
@@ -202,13 +216,13 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Wid
     auto second = pieces.begin();
     while (first != first_line.end() || second != pieces.end()) {
       if (second == pieces.end() || (first != first_line.end() && first->chunk < second->chunk)) {
-        lone[0].push_back({first->chunk, {first->number, -1}, 0});
+        lone[0].push_back({{first->chunk}, {first->number, -1}, 0});
         ++first;
       } else if (first == first_line.end() || second->chunk < first->chunk) {
-        lone[1].push_back({second->chunk, {-1, second->number}, 0});
+        lone[1].push_back({{second->chunk}, {-1, second->number}, 0});
         ++second;
       } else {
-        items[item_count++] = {first->chunk, {first->number, second->number}, 0};
+        items[item_count++] = {{first->chunk}, {first->number, second->number}, 0};
         ++first;
         ++second;
       }
@@ -223,51 +237,117 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Wid
   append_longest_first(groups, time);
 }
 
-// Many lines: one item a chunk, ascending; its pieces by half and bit.
+// A chunk that a group needs, and which of its pieces each half does: of `entries`, those of the first half first.
+struct NeededChunk {
+  int32_t chunk;
+  int32_t first_entry;
+  uint32_t mask[kHalves];  // bit part of the chunk * kHalfLines + line
+};
+
+// The order in which the chunks of a group become items. Where an item takes two, from anywhere: two that follow one
+// another, since the copy engine takes as long for both as for one; then two that both halves need, then one of each
+// half, so that neither half has many items without work.
+template <class Work>
+void order_chunks(std::vector<NeededChunk>& chunks) {
+  if constexpr (Work::kChunks == 2) {
+    std::vector<NeededChunk> adjacent, both, lone[kHalves];
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const NeededChunk& needed = chunks[i];
+      if (i + 1 < chunks.size() && chunks[i + 1].chunk == needed.chunk + 1) {
+        adjacent.insert(adjacent.end(), {needed, chunks[++i]});
+      } else {
+        (needed.mask[0] && needed.mask[1] ? both : lone[needed.mask[0] ? 0 : 1]).push_back(needed);
+      }
+    }
+    chunks = adjacent;
+    chunks.insert(chunks.end(), both.begin(), both.end() - both.size() % 2);
+    const size_t pairs = std::min(lone[0].size(), lone[1].size());
+    for (size_t i = 0; i < pairs; ++i) {
+      for (const auto& list : lone) chunks.push_back(list[i]);
+    }
+    chunks.insert(chunks.end(), both.end() - both.size() % 2, both.end());
+    for (const auto& list : lone) chunks.insert(chunks.end(), list.begin() + pairs, list.end());
+  }
+}
+
+// About how long a half of an item takes, in matrix instructions: a part is multiplied whole if any of the half's lines
+// has a block there.
+template <class Work>
+int64_t instruction_count(const typename Work::Item& item) {
+  int64_t count = 0;
+  for (int half = 0; half < kHalves; ++half) {
+    count += part_count(item.parts() >> (half * kPartsHalfBits)) * Work::kSide / 16;
+  }
+  return count;
+}
+
+constexpr int64_t kItemTime = 4;  // what an item takes besides, in the same unit
+
+// Several lines a half: items by chunk; pieces by half, item and bit.
 template <int kSide>
 void build_list(const DirectionView& view, const LineIndexView& index, const NarrowWork<kSide>& work) {
   using Work = NarrowWork<kSide>;
+  using Item = typename Work::Item;
+  constexpr int kChunkBits = Work::kChunkParts * Work::kHalfLines;
   auto* groups = const_cast<typename Work::Group*>(work.groups);
-  auto* items = const_cast<typename Work::Item*>(work.items);
+  auto* items = const_cast<Item*>(work.items);
   auto* listed = const_cast<int32_t*>(work.pieces);
   int64_t item_count = 0;
   int64_t piece_count = 0;
   std::vector<int64_t> time(view.groups());
   struct Entry {
     int32_t chunk;
-    int32_t place;  // half * 32 + bit
+    int32_t place;  // half * kMaskBits + bit
     int32_t number;
   };
   std::vector<Entry> entries;
+  std::vector<NeededChunk> chunks;
   for_each_line(view, index, [&](int64_t g, int line, int32_t feature, const std::vector<Piece>& pieces) {
     typename Work::Group& group = groups[g];
     group.first_feature[line] = feature;
+    const int half = line / Work::kHalfLines;
     for (const Piece& piece : pieces) {
-      const int half = line / Work::kHalfLines;
       const int bit = piece.part * Work::kHalfLines + line % Work::kHalfLines;
-      entries.push_back({piece.chunk, half * 32 + bit, piece.number});
+      entries.push_back({piece.chunk, half * Work::kMaskBits + bit, piece.number});
     }
     if (line + 1 < Work::kGroupLines) return;
+
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return a.chunk != b.chunk ? a.chunk < b.chunk : a.place < b.place;
     });
-    group.first_item = int32_t(item_count);
-    for (const Entry& entry : entries) {
-      if (item_count == group.first_item || items[item_count - 1].chunk != entry.chunk) {
-        items[item_count++] = {entry.chunk, int32_t(piece_count), {0, 0}};
-      }
-      const int bit = entry.place % 32;
-      items[item_count - 1].mask[entry.place / 32] |= uint32_t(1) << bit;
-      listed[piece_count++] = Work::pack_piece(entry.number, bit);
+    chunks.clear();
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (i == 0 || entries[i - 1].chunk != entries[i].chunk) chunks.push_back({entries[i].chunk, int32_t(i), {0, 0}});
+      const auto [entry_half, bit] = std::div(entries[i].place, Work::kMaskBits);
+      chunks.back().mask[entry_half] |= uint32_t(1) << bit;
     }
-    group.items = int32_t(item_count) - group.first_item;
-    time[g] = entries.size() + 4 * int64_t(group.items);  // a chunk of tokens takes about as long as a few pieces
+    order_chunks<Work>(chunks);
+
+    group.first_item = int32_t(item_count);
+    group.items = int32_t((chunks.size() + Work::kChunks - 1) / Work::kChunks);
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const int place = int(i % Work::kChunks);
+      Item& item = items[item_count + i / Work::kChunks];
+      if (place == 0) item = Work::empty_item();
+      item.chunk[place] = chunks[i].chunk;
+      for (int h = 0; h < kHalves; ++h) item.mask |= chunks[i].mask[h] << (h * Work::kMaskBits + place * kChunkBits);
+    }
+    for (int h = 0; h < kHalves; ++h) {
+      group.first_piece[h] = int32_t(piece_count);
+      for (const NeededChunk& needed : chunks) {
+        const Entry* entry = &entries[needed.first_entry] + (h ? std::popcount(needed.mask[0]) : 0);
+        for (int i = 0; i < std::popcount(needed.mask[h]); ++i)
+          listed[piece_count++] = int32_t(view.offset(entry[i].number));
+      }
+    }
+    for (int64_t i = 0; i < group.items; ++i) time[g] += kItemTime + instruction_count<Work>(items[item_count + i]);
+    item_count += group.items;
     entries.clear();
   });
   append_longest_first(groups, time);
 }
 
-// Length of a direction's list in int32 elements, and its parts at `at`. All parts are multiples of 16 bytes.
+// Length of a direction's list in int32 elements, a multiple of 4, and its parts at `at`.
 template <class Work>
 int64_t groups_and_items_size(const DirectionView& view) {
   return (2 * view.groups() * sizeof(typename Work::Group) + view.most_items() * sizeof(typename Work::Item)) /
@@ -278,7 +358,8 @@ int64_t list_size(const DirectionView& view, const WideWork&) { return groups_an
 
 template <int kSide>
 int64_t list_size(const DirectionView& view, const NarrowWork<kSide>&) {
-  return groups_and_items_size<NarrowWork<kSide>>(view) + (view.pieces() + 3) / 4 * 4;
+  const int64_t pieces = view.pieces() + NarrowWork<kSide>::kPiecesPadding;
+  return (groups_and_items_size<NarrowWork<kSide>>(view) + pieces + 3) / 4 * 4;
 }
 
 template <class Work>
@@ -311,7 +392,7 @@ int dense_sparse_side(const Geometry& geometry) {
   for (const int side : {64, 32, 16}) {
     if (geometry.block_height % side == 0 && geometry.block_width % side == 0) {
       const int64_t pieces = geometry.nnz * (geometry.block_height / side) * (geometry.block_width / side);
-      const int64_t most = side == 64 ? INT32_MAX : int64_t(1) << NarrowWork<16>::kPieceBits;
+      const int64_t most = side == 64 ? INT32_MAX : INT32_MAX / side;  // their offsets are listed
       return pieces < most ? side : 0;
     }
   }

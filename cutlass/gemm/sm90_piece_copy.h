@@ -1,0 +1,103 @@
+// The pieces of 32 or 16 of one half: ordinary asynchronous copies, since the copy engine would take as long for such a
+// box as for one of twice its width, and zeros, because an instruction multiplies all lines of a part.
+#pragma once
+
+#include "gemm/sm90_loader.h"
+#include "gemm/sm90_mma.h"
+
+namespace block_sparse::sm90 {
+
+// 16 bytes from global to shared memory; zeros if `present` is false.
+CUTE_DEVICE void copy_async_or_zero(uint32_t shared_address, const void* source, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(source), "r"(present ? 16 : 0)
+               : "memory");
+}
+
+// The calling thread arrives on `barrier` once its copies so far have landed.
+CUTE_DEVICE void arrive_after_copies(FullBarrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
+               : "memory");
+}
+
+// Run by one warp. A few lanes copy each of the half's places for a piece.
+template <class Config, class Shared, int kSide>
+CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>& params, const CUtensorMap*, int half,
+                             int lane) {
+  using Element = typename Config::Element;
+  using Work = NarrowWork<kSide>;
+  using Item = typename Work::Item;
+  constexpr int kPlaceLanes = 32 / Work::kHalfPieces;
+  constexpr int kRowVectors = kSide * sizeof(Element) / 16;
+  constexpr int kCopies = kSide * kRowVectors / kPlaceLanes;  // of a lane
+  constexpr int kCopyRows = kPlaceLanes / kRowVectors;        // rows of a piece that its lanes copy at a time
+  const int place = lane / kPlaceLanes;
+  const int row = lane % kPlaceLanes / kRowVectors;
+  const int vector = lane % kRowVectors;
+  const uint32_t before = (1u << place) - 1;                                                // places before this one
+  const uint32_t part = Work::kPartLines << (place / Work::kHalfLines * Work::kHalfLines);  // all of this one's part
+  // Where this lane's first vector goes in stage 0, before the swizzle.
+  const uint32_t target = cute::cast_smem_ptr_to_uint(shared.pieces[0][half]) + place * Config::kPieceBytes +
+                          row * kSide * sizeof(Element) + vector * 16;
+  const auto* source = static_cast<const Element*>(params.values) + row * int64_t(params.row_elements) + vector * 8;
+  const int64_t copy_step = kCopyRows * int64_t(params.row_elements);
+  uint32_t zeros = 0;  // bit s: what this lane copies of stage s is zero
+  RingPosition at;
+  for (int turn = 0;; ++turn) {
+    shared.box_full.wait(turn & 1);
+    keep_loads_below();
+    const int tile = load_shared(shared.box.tile);
+    const Item* items = params.work.items + load_shared(shared.box.first_item);
+    const int listed = load_shared(shared.box.items);
+    // A window of 32 pieces, one a lane, and the next 32.
+    const int32_t* pieces = params.work.pieces + load_shared(shared.box.pieces.first_piece[half]) + lane;
+    int window = load_shared(shared.box.pieces.head[half][lane]);
+    Item next = shared.box.head[lane];
+    __syncwarp();
+    if (tile < 0) break;
+    if (lane == 0) shared.box_empty.arrive();
+
+    int passed = 0;  // pieces of the window that are loaded
+    int next_window = *(pieces += 32);
+    const int count = max(listed, 1);
+    for (int base = 0; base < count; base += 32) {
+      const uint32_t my_mask = next.half_mask(half);
+      if (base + 32 < count) next = fetch_item<Work>(items, listed, base + 32 + lane);
+      for (int i = 0; i < min(32, count - base); ++i) {
+        const uint32_t mask = __shfl_sync(~0u, my_mask, i);
+        const int mine = passed + __popc(mask & before);
+        int offset = __shfl_sync(~0u, window, mine & 31);
+        const bool window_ends = passed + __popc(mask) >= 32;
+        if (window_ends) {  // only then, because it waits for the next window
+          const int beyond = __shfl_sync(~0u, next_window, mine & 31);
+          if (mine >= 32) offset = beyond;
+        }
+        const bool present = mask >> place & 1;
+        const uint32_t stage_bit = 1u << at.stage;
+        shared.ring.wait_empty(at);
+        if (present || (mask & part && !(zeros & stage_bit))) {
+          zeros = present ? zeros & ~stage_bit : zeros | stage_bit;
+          const Element* from = source + (present ? int64_t(offset) * kSide : 0);
+          const uint32_t to = target + at.stage * uint32_t(sizeof(shared.pieces[0]));
+          CUTE_UNROLL
+          for (int copy = 0; copy < kCopies; ++copy) {
+            const int rows = copy * kCopyRows;  // before this one's; the swizzle of `row` below kCopyRows is 0
+            copy_async_or_zero((to ^ row_swizzle<kSide>(rows) * 16) + rows * kSide * sizeof(Element), from, present);
+            from += copy_step;
+          }
+        }
+        arrive_after_copies(shared.ring.full[at.stage]);
+        passed += __popc(mask);
+        if (window_ends) {
+          passed -= 32;
+          window = next_window;
+          next_window = *(pieces += 32);
+        }
+        at.advance(Config::kStages);
+      }
+    }
+  }
+  shared.ring.wait_empty(at);
+  shared.ring.full[at.stage].arrive();
+}
+
+}  // namespace block_sparse::sm90
