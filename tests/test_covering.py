@@ -30,6 +30,9 @@ COVERING = [
     Case((256, 128), (128, 128), tokens=140),  # fewer tokens than the Hopper kernel's tile
     Case((96, 200), (48, 16), tokens=33),
     Case((50, 33), (7, 5), tokens=21),
+    Case((264, 200), (16, 16), tokens=5),  # few tokens
+    Case((8456, 136), (64, 64), tokens=12),
+    Case((136, 8456), (64, 64), tokens=50),
 ]
 each_case = pytest.mark.parametrize("case", COVERING, ids=str)
 

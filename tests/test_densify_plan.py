@@ -21,6 +21,7 @@ A100, H200 = (8, 0), (9, 0)
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 HOST_US = 10  # that densifying must win for what it costs the host
+DECODE_TOKENS = 64  # at most, for the kernel for few tokens
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS)
 
@@ -91,6 +92,19 @@ def test_every_gpu_has_rates(gpu):
     assert not densifies("linear", 128, 0.1, hopper=False, compute_capability=gpu)
 
 
+@pytest.mark.parametrize("operator", ["linear", "input_grad"])
+@pytest.mark.parametrize("block", [16, 32, 64, 128, (48, 16)])
+@pytest.mark.parametrize("tokens", [1, 17, DECODE_TOKENS])
+def test_few_tokens_cost_what_reading_the_blocks_takes(operator, block, tokens):
+    densify, quarter, _ = choice(operator, block, 0.25, (tokens, *LARGE[1:]))
+    _, half, dense = choice(operator, block, 0.5, (tokens, *LARGE[1:]))
+    blocks_bytes = 0.25 * 2 * LARGE[1] * LARGE[2]
+    assert not densify
+    assert blocks_bytes / 4.8e12 < quarter < half < dense
+    if tokens == 1:
+        assert quarter < 15e-6
+
+
 def test_scattering_pays_from_some_number_of_tokens_on():
     chosen = [densifies("linear", 16, 0.5, (tokens, *LARGE[1:])) for tokens in (1, 64, 256, 1024, 4096, 16384)]
     assert chosen == sorted(chosen) and not chosen[0] and chosen[-1]
@@ -122,6 +136,8 @@ def test_choice_is_the_faster_plan_as_measured(path):
         if row["dense_us"] > 1.5 * least_dense[product(row)]:
             continue
         tokens, in_features, out_features = row["shape"]
+        if tokens <= DECODE_TOKENS and row["operator"] != "weight_grad" and row["dtype"] in ("bfloat16", "float16"):
+            continue  # measured before the kernel for few tokens
         shape = (tokens, out_features, in_features)
         chosen = densifies(row["operator"], row["block"], row["density"], shape, row["dtype"], hopper=path == "sm90")
         ours, best = row["densify_us" if chosen else "blocks_us"], min(row["blocks_us"], row["densify_us"])

@@ -336,8 +336,8 @@ def test_number_of_threads_changes_nothing(case, dtype, set_threads):
 
 
 def assert_nan_where_stored(result: Tensor, stored: Tensor, case: Case) -> None:
-    """NaN in all columns that `stored` says, and in no other. Hopper's kernel takes lines of blocks under 64 side by side,
-    and multiplies the absent ones as zeros: there others may be NaN, too."""
+    """NaN in all columns that `stored` says, and in no other. Hopper's kernel takes lines of blocks under 64 side by
+    side, and multiplies the absent ones as zeros: there others may be NaN, too."""
     nan = result.isnan().cpu()
     assert nan[:, stored].all()
     side_by_side = result.is_cuda and block_sparse_native.last_plan() == "sm90" and any(b % 64 for b in case.block)

@@ -7,7 +7,8 @@
 Data is random normal, without bias. Packing is part of our time. Every cell is checked first: a wrong result ends the
 run with status 1.
 
-    plan           on a GPU: sm90 or sm80 kernels on the blocks, or densify (cuBLAS on a dense temporary)
+    plan           on a GPU: sm90, sm80 or decode (few tokens) kernels on the blocks, or densify (cuBLAS on a dense
+                   temporary)
     speed-up       time(dense) / time(ours), the median over pairs
     rate fraction  speed-up x density: the share of dense's own rate that is reached on the stored blocks; 1 is ideal
     ours TF/s      10¹² floating-point operations on the stored blocks a second

@@ -12,6 +12,7 @@
 #include "cpu/cpu_kernels.h"
 #include "cuda_backend.h"
 #include "cuda_plans.h"
+#include "decode_plan.h"
 #include "densify_mode.h"
 #include "operators.h"
 #include "packed_index.h"
@@ -161,6 +162,14 @@ PatternIndex check_index(const Tensor& index, const Geometry& geometry, const Te
                                         pattern.ccol_indices[geometry.grid_cols()] == geometry.nnz),
                     "index must belong to the pattern that geometry describes");
   return pattern;
+}
+
+// What runs a product of aligned operands. `hopper`: whether Hopper's kernels may.
+[[maybe_unused]] Kernel kernel_of(const Product& product, bool hopper) {
+  const Direction direction = product.op == Operator::kForward ? Direction::kForward : Direction::kInputGradient;
+  const bool decodes = product.op != Operator::kWeightGradient &&
+                       decode_serves(direction, product.dtype, product.geometry, product.tokens);
+  return decodes ? Kernel::kDecode : hopper ? Kernel::kHopper : Kernel::kPortable;
 }
 
 // A tensor [..., F] as rows [T, F] that are contiguous each: a view where the strides allow it, else one copy.
@@ -467,7 +476,7 @@ PYBIND11_MODULE(block_sparse_native, m) {
         if (plan == block_sparse::Plan::kNone) return std::nullopt;
         return block_sparse::plan_name(plan);
       },
-      "The plan of this thread's last CUDA product: sm90, sm80 or densify; None before any.");
+      "The plan of this thread's last CUDA product: sm90, sm80, decode or densify; None before any.");
   m.def(
       "densify_choice",
       [](const std::string& operator_name, const std::string& dtype, const std::vector<int64_t>& geometry,
@@ -475,10 +484,10 @@ PYBIND11_MODULE(block_sparse_native, m) {
          int multiprocessors, int64_t memory, const std::string& mode) {
         block_sparse::Product product{};
         block_sparse::parse_names(operator_name, dtype, &product);
-        product.hopper = hopper;
         product.activation = block_sparse::ops::parse_activation(activation);
         product.geometry = block_sparse::parse_geometry(geometry);
         product.tokens = tokens;
+        product.kernel = block_sparse::kernel_of(product, hopper);
         const block_sparse::Gpu gpu{compute_capability[0], compute_capability[1], multiprocessors, memory};
         const auto seconds = block_sparse::predict_seconds(product, gpu);
         return std::tuple(block_sparse::chooses_densify(product, gpu, block_sparse::parse_densify_mode("mode", mode)),

@@ -43,22 +43,27 @@ Float32Precision float32_precision() {
   return at::globalContext().allowTF32CuBLAS() ? Float32Precision::kTF32 : Float32Precision::kHighest;
 }
 
+Plan plan_of(Kernel kernel) {
+  return kernel == Kernel::kDecode ? Plan::kDecode : kernel == Kernel::kHopper ? Plan::kSm90 : Plan::kSm80;
+}
+
 // Densifies if that is the plan, and notes which plan runs; otherwise the caller launches the kernel on the blocks.
 template <class Problem>
-bool runs_densified(const Problem& problem, Operator op, Activation activation, bool hopper, bool can_densify = true) {
+bool runs_densified(const Problem& problem, Operator op, Activation activation, Kernel kernel,
+                    bool can_densify = true) {
   const cudaDeviceProp& properties = checked_device();
   const Gpu gpu{properties.major, properties.minor, properties.multiProcessorCount, int64_t(properties.totalGlobalMem)};
   const Product product{op,
                         problem.dtype,
                         float32_precision() == Float32Precision::kTF32,
-                        hopper,
+                        kernel,
                         activation,
                         problem.geometry,
                         problem.tokens};
   const DensifyMode mode = densify_mode();
   const bool allowed = can_densify && (mode == DensifyMode::kAlways || may_call_dense());
   const bool densified = allowed && chooses_densify(product, gpu, mode) && densify(problem);
-  record_plan(product, gpu, densified ? Plan::kDensify : hopper ? Plan::kSm90 : Plan::kSm80);
+  record_plan(product, gpu, densified ? Plan::kDensify : plan_of(kernel));
   return densified;
 }
 
@@ -72,15 +77,22 @@ bool hopper_path() {
 void dense_sparse(const DenseSparseProblem& problem) {
   const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-  const bool hopper = hopper_path() && block_task_sm90_serves(problem);
-  const Operator op = problem.direction == Direction::kForward ? Operator::kForward : Operator::kInputGradient;
-  if (runs_densified(problem, op, problem.activation, hopper)) return;
-  if (hopper) {
+  const bool forward = problem.direction == Direction::kForward;
+  const Kernel kernel = block_task_decode_serves(problem)                  ? Kernel::kDecode
+                        : hopper_path() && block_task_sm90_serves(problem) ? Kernel::kHopper
+                                                                           : Kernel::kPortable;
+  if (runs_densified(problem, forward ? Operator::kForward : Operator::kInputGradient, problem.activation, kernel)) {
+    return;
+  }
+  if (kernel == Kernel::kHopper) {
     const c10::DataPtr workspace = allocate(kBlockTaskSm90Workspace);
     return check_launch(launch_block_task_sm90(problem, workspace.get(), device, stream));
   }
-  const int32_t* line_order =
-      problem.direction == Direction::kForward ? problem.index.row_order : problem.index.col_order;
+  const int32_t* line_order = forward ? problem.index.row_order : problem.index.col_order;
+  if (kernel == Kernel::kDecode) {
+    const c10::DataPtr workspace = allocate(block_task_decode_workspace(problem));
+    return check_launch(launch_block_task_decode(problem, workspace.get(), device, line_order, stream));
+  }
   check_launch(launch_block_task(problem, float32_precision(), line_order, stream));
 }
 
@@ -89,7 +101,8 @@ void sparse_support(const SparseSupportProblem& problem) {
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const bool hopper = hopper_path() && block_task_back_sm90_serves(problem);
   const bool plain = !problem.accumulate && problem.result_dtype == problem.dtype;
-  if (runs_densified(problem, Operator::kWeightGradient, Activation::kNone, hopper, plain)) return;
+  const Kernel kernel = hopper ? Kernel::kHopper : Kernel::kPortable;
+  if (runs_densified(problem, Operator::kWeightGradient, Activation::kNone, kernel, plain)) return;
   if (hopper) {
     const c10::DataPtr workspace = allocate(block_task_back_sm90_workspace(problem, device));
     return check_launch(launch_block_task_back_sm90(problem, workspace.get(), device, stream));

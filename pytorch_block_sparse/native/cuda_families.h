@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda_kernels.h"
+#include "decode_plan.h"
 
 namespace block_sparse {
 
@@ -19,6 +20,11 @@ BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_
 // Hopper. `counter`: device int that the launch clears.
 using BlockTaskSm90Family = const char*(const DenseSparseProblem&, int* counter, int multiprocessors, cudaStream_t);
 BlockTaskSm90Family block_task_sm90_bfloat16, block_task_sm90_float16;
+
+// Few tokens.
+using BlockTaskDecodeFamily = const char*(const DenseSparseProblem&, const DecodePlan&, const int32_t* line_order,
+                                          int multiprocessors, cudaStream_t);
+BlockTaskDecodeFamily block_task_decode_bfloat16, block_task_decode_float16;
 
 // Where the tiled weight gradient writes: the result itself, or the splits' partial results.
 struct BackTarget {

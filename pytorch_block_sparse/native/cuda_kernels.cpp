@@ -13,6 +13,11 @@ namespace {
 
 bool is_tiled(DType dtype, const Geometry& geometry) { return dtype != DType::kFloat64 && piece_side(geometry) != 0; }
 
+// Of a token, that a product sums over.
+int64_t inner_features(const DenseSparseProblem& problem) {
+  return problem.direction == Direction::kForward ? problem.geometry.in_features : problem.geometry.out_features;
+}
+
 // Sums of very few products do not average out what 3xTF32 drops (2^-22 of a product): those run in plain float32.
 bool is_back_tiled(const SparseSupportProblem& problem, Float32Precision precision) {
   constexpr int64_t kLeastTripleTF32Tokens = 16;
@@ -89,6 +94,35 @@ const char* launch_block_task(const DenseSparseProblem& problem, Float32Precisio
              : sums_in_two_levels(problem)        ? block_task_3xtf32_two_levels(problem, line_order, stream)
                                                   : block_task_3xtf32(problem, line_order, stream);
   }
+}
+
+bool block_task_decode_serves(const DenseSparseProblem& problem) {
+  return decode_serves(problem.direction, problem.dtype, problem.geometry, problem.tokens) &&
+         is_aligned(problem.values) &&
+         (block_task_decode_workspace(problem) == 0 || problem.input_stride >= inner_features(problem));
+}
+
+size_t block_task_decode_workspace(const DenseSparseProblem& problem) {
+  constexpr size_t kElementSize = 2;
+  const bool aligned = rows_aligned(problem.input, problem.input_stride, kElementSize);
+  return aligned ? 0 : kElementSize * problem.tokens * inner_features(problem);
+}
+
+const char* launch_block_task_decode(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
+                                     const int32_t* line_order, cudaStream_t stream) {
+  DenseSparseProblem aligned = problem;
+  if (block_task_decode_workspace(problem) > 0) {
+    constexpr size_t kElementSize = 2;
+    aligned.input = workspace;
+    aligned.input_stride = inner_features(problem);
+    const size_t row = kElementSize * aligned.input_stride;
+    const cudaError_t status = cudaMemcpy2DAsync(workspace, row, problem.input, kElementSize * problem.input_stride,
+                                                 row, problem.tokens, cudaMemcpyDeviceToDevice, stream);
+    if (status != cudaSuccess) return status_message(status);
+  }
+  const DecodePlan plan = plan_decode(problem.direction, problem.geometry, problem.tokens, device.multiprocessors);
+  auto* family = problem.dtype == DType::kBFloat16 ? block_task_decode_bfloat16 : block_task_decode_float16;
+  return family(aligned, plan, line_order, device.multiprocessors, stream);
 }
 
 bool block_task_sm90_serves(const DenseSparseProblem& problem) {

@@ -23,6 +23,14 @@ struct DeviceProperties {
 const char* launch_block_task(const DenseSparseProblem& problem, Float32Precision precision, const int32_t* line_order,
                               cudaStream_t stream);
 
+// The kernel for few tokens (decode_plan.h): whether it takes a problem. Needs 16-byte aligned values.
+bool block_task_decode_serves(const DenseSparseProblem& problem);
+
+// Bytes of workspace, 16-byte aligned: a copy of the input where its rows are not 16-byte aligned, else 0.
+size_t block_task_decode_workspace(const DenseSparseProblem& problem);
+const char* launch_block_task_decode(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
+                                     const int32_t* line_order, cudaStream_t stream);
+
 // The Hopper kernel (sm_90a): whether it takes a problem, on a GPU of compute capability 9.0. Needs the pattern's work
 // lists, block sides of multiples of 16, 2-byte elements, and 16-byte aligned rows.
 bool block_task_sm90_serves(const DenseSparseProblem& problem);

@@ -2,6 +2,7 @@
 
 #include "cuda_kernels.h"
 #include "cuda_tiles.h"
+#include "decode_plan.h"
 
 namespace block_sparse {
 namespace {
@@ -68,6 +69,8 @@ std::vector<CudaPlan> cuda_plans(bool hopper) {
                            ", weight gradient " + back_text(hopper, row.dtype, side)});
     }
   }
+  plans.push_back({"bfloat16, float16", "any of these",
+                   "forward and input gradient of up to " + std::to_string(kMostDecodeTokens) + " tokens: decode"});
   plans.push_back({"float64", "any", "one thread an output"});
   plans.push_back({"any", "any other", "one thread an output, unless 16 divides both sides"});
   return plans;

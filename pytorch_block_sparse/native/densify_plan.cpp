@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "decode_plan.h"
 #include "densify_rates.h"
 
 namespace block_sparse {
@@ -45,7 +46,7 @@ double tiled_relative_time(const Product& product, const GpuRates& rates, double
   const int row = int(product.op);
   const int side = int(std::find(std::begin(kRateSides), std::end(kRateSides), piece_side(product.geometry)) -
                        std::begin(kRateSides));
-  if (product.hopper) return relative_time(kHopper[row][side], density);
+  if (product.kernel == Kernel::kHopper) return relative_time(kHopper[row][side], density);
   if (product.dtype != DType::kFloat32) return relative_time(kPortableHalf[row][side], density) / rates.portable_half;
   if (product.tf32) return relative_time(kPortableTF32[row][side], density) / rates.portable_half;
   return relative_time(kPortableFloat32[row][side], density) / rates.portable_float32;
@@ -62,6 +63,15 @@ double paid_tokens(const Product& product, const Gpu& gpu) {
   return std::max(tokens, outputs * gpu.multiprocessors / double(features));
 }
 
+// `stored`: elements of the blocks. A thread block reads a block's tokens once for all its rows.
+double decode_seconds(const Product& product, const Gpu& gpu, double memory, double stored) {
+  constexpr double kElementSize = 2;
+  const Direction direction = product.op == Operator::kForward ? Direction::kForward : Direction::kInputGradient;
+  const DecodePlan plan = plan_decode(direction, product.geometry, product.tokens, gpu.multiprocessors);
+  const double tokens = kElementSize * stored * double(product.tokens) / plan.tile.rows;
+  return kElementSize * stored / memory + tokens / (kDecodeTokenRate * memory) + kDecodeRampSeconds;
+}
+
 }  // namespace
 
 PlanSeconds predict_seconds(const Product& product, const Gpu& gpu) {
@@ -75,13 +85,17 @@ PlanSeconds predict_seconds(const Product& product, const Gpu& gpu) {
   const double token_bytes = size * tokens * double(geometry.out_features + geometry.in_features);
 
   double blocks;
-  if (product.dtype == DType::kFloat64 || piece_side(geometry) == 0) {
+  if (product.kernel == Kernel::kDecode) {
+    blocks = decode_seconds(product, gpu, rates.memory, stored);
+  } else if (product.dtype == DType::kFloat64 || piece_side(geometry) == 0) {
     const double generic = product.dtype == DType::kFloat64 ? kGenericFloat64Rate : kGenericRate;
     blocks = 2 * tokens * stored / (generic * gpu.multiprocessors);
   } else {
     blocks = 2 * paid_tokens(product, gpu) * matrix / rate * tiled_relative_time(product, rates, stored / matrix);
   }
-  blocks = std::max(blocks, (token_bytes + size * stored) / rates.memory) + kRampSeconds;
+  if (product.kernel != Kernel::kDecode) {
+    blocks = std::max(blocks, (token_bytes + size * stored) / rates.memory) + kRampSeconds;
+  }
 
   const double dense =
       std::max(2 * tokens * matrix / rate, (token_bytes + size * matrix) / rates.memory) + kLaunchSeconds;

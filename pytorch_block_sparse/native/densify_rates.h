@@ -91,6 +91,11 @@ constexpr SideFractions kPortableFloat32[3] = {
      {0.974, 1.073, 1.097, 1.10}},
 };
 
+// The kernel for few tokens: it streams the blocks, and each thread block its lines' tokens, from L2 for the most part.
+// benchmarks/tokens.py measures it.
+constexpr double kDecodeRampSeconds = 3e-6;
+constexpr double kDecodeTokenRate = 1.5;  // bytes of tokens a second, of the memory's rate
+
 // The generic kernel: flop/s of a multiprocessor.
 constexpr double kGenericRate = 14e9;
 constexpr double kGenericFloat64Rate = 8e9;

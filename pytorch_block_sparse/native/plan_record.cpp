@@ -40,6 +40,8 @@ const char* plan_name(Plan plan) {
       return "sm90";
     case Plan::kSm80:
       return "sm80";
+    case Plan::kDecode:
+      return "decode";
     case Plan::kDensify:
       return "densify";
     default:

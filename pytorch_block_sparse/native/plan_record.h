@@ -10,10 +10,11 @@ enum class Plan {
   kNone,
   kSm90,     // Hopper's kernels
   kSm80,     // the portable kernels
+  kDecode,   // the kernel for few tokens
   kDensify,  // cuBLAS on a dense temporary
 };
 
-// "sm90", "sm80" or "densify".
+// "sm90", "sm80", "decode" or "densify".
 const char* plan_name(Plan plan);
 
 // Of the last product of this thread; kNone before any.

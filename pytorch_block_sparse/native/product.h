@@ -9,11 +9,17 @@ namespace block_sparse {
 
 enum class Operator { kForward, kInputGradient, kWeightGradient };
 
+enum class Kernel {
+  kPortable,
+  kHopper,
+  kDecode,  // for few tokens
+};
+
 struct Product {
   Operator op;
   DType dtype;
-  bool tf32;    // float32 products may run in TF32
-  bool hopper;  // a Hopper kernel serves it, else a portable one
+  bool tf32;      // float32 products may run in TF32
+  Kernel kernel;  // what runs if it is not densified
   Activation activation;
   Geometry geometry;
   int64_t tokens;  // T
