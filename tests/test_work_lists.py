@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -198,6 +199,33 @@ def test_the_weight_gradients_tiles_cover_every_block_once(name):
                 assert block == [row * cell // height, col * cell // width]
     assert end <= len(work)
     assert len(covered) == pattern.nnz * (height // cell) * (width // cell)
+
+
+THREAD_BLOCKS = 132  # kBackThreadBlocks
+
+
+def tile_quads(word: int, piece: int) -> int:
+    return sum(-(-count * piece // 64) for count in tile_shape(word)[3])
+
+
+@pytest.mark.parametrize(("shape", "density", "cut"), [((4096, 1024), 0.1, True), ((14336, 4096), 0.25, False)])
+def test_the_weight_gradients_tiles_fill_the_thread_blocks(shape, density, cut):
+    pattern = BlockPattern.random(shape, density, (128, 128))
+    work = work_lists(pattern)[sum(work.length for work in both_lists(pattern)) :]
+    tiles, _, _, clusters = work[:4].tolist()
+    words = work[9 : 8 + 2 * tiles : 2].tolist()
+    waves = [words[first : first + THREAD_BLOCKS] for first in range(0, tiles, THREAD_BLOCKS)]
+    assert 2 * clusters * len(waves[-1]) <= THREAD_BLOCKS
+    if cut:  # few tiles: their tokens are divided, so that most multiprocessors work
+        assert len(waves) == 1
+        assert 2 * clusters * tiles > THREAD_BLOCKS / 2
+        return
+    quads = [[tile_quads(word, 64) for word in wave] for wave in waves]
+    for wave, following in itertools.pairwise(quads):
+        assert min(wave) >= max(following)
+    # No thread block has more than one costly tile too many.
+    loads = [sum(wave[i] for wave in quads[:-1]) for i in range(THREAD_BLOCKS)]
+    assert max(loads) - min(loads) <= max(quads[0])
 
 
 def test_blocks_without_a_hopper_kernel_have_no_list():
