@@ -105,32 +105,8 @@ class BackEpilogue {
     }
   }
 
-  // Brings what the first `fragments` fragments are added to into L2: a fragment's loads alone would wait for memory.
-  CUTE_DEVICE void prefetch(int fragments) const {
-    const int lane = threadIdx.x % 32;
-    CUTE_NO_UNROLL
-    for (int fragment = 0; fragment < fragments; ++fragment) {
-      const int64_t offset = __shfl_sync(~0u, offset_, fragment);
-      if (offset < 0) continue;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(result_ + offset + lane / 2 * block_width_ + lane % 2 * 8));
-    }
-  }
-
-  // Calls `body(transposed, accumulate)` with constants: each case has code of its own.
-  template <class Body>
-  CUTE_DEVICE void dispatch(const Body& body) const {
-    if (!accumulate_) {
-      if (transposed_) {
-        body(cute::true_type{}, cute::false_type{});
-      } else {
-        body(cute::false_type{}, cute::false_type{});
-      }
-    } else if (transposed_) {
-      body(cute::true_type{}, cute::true_type{});
-    } else {
-      body(cute::false_type{}, cute::true_type{});
-    }
-  }
+  CUTE_DEVICE bool transposed() const { return transposed_; }
+  CUTE_DEVICE bool accumulates() const { return accumulate_; }
 
  private:
   // The lanes of a quad write row lane / 4 of the upper eight rows (left, right half), then of the lower eight. The
@@ -222,9 +198,17 @@ CUTE_DEVICE void back_store_as(const float (&accumulator)[kSize], const BackEpil
 
 template <class Config, int kSize>
 CUTE_DEVICE void back_store(const float (&accumulator)[kSize], const BackEpilogue<Config>& epilogue) {
-  epilogue.dispatch([&](auto transposed, auto accumulate) {
-    back_store_as<Config, decltype(transposed)::value, decltype(accumulate)::value>(accumulator, epilogue);
-  });
+  if (!epilogue.accumulates()) {
+    if (epilogue.transposed()) {
+      back_store_as<Config, true, false>(accumulator, epilogue);
+    } else {
+      back_store_as<Config, false, false>(accumulator, epilogue);
+    }
+  } else if (epilogue.transposed()) {
+    back_store_as<Config, true, true>(accumulator, epilogue);
+  } else {
+    back_store_as<Config, false, true>(accumulator, epilogue);
+  }
 }
 
 }  // namespace block_sparse

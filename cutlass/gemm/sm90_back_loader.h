@@ -1,16 +1,13 @@
 // The loading warps of the Hopper weight gradient: TMA copies of the strips of dy and x into the ring's stages.
 //
 // A stage is an array of strips, each [kStageTokens, piece] elements in the swizzle that WGMMA reads as an MN-major
-// operand. Four warps issue the copies, one strip a lane: one warp is too slow for that many small boxes. Where a stage
-// has few strips, its fixed cost (waiting, arriving) is what takes time: then one or two warps serve a stage, and the
-// others the next ones.
+// operand. Four warps issue the copies, one strip a lane: one warp is too slow for that many small boxes.
 #pragma once
 
 #include <cuda.h>
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "gemm/sm90_back_pace.h"
 #include "gemm/sm90_back_schedule.h"
 #include "gemm/sm90_ring.h"
 
@@ -19,12 +16,6 @@ namespace block_sparse {
 template <class Config>
 struct BackLoader {
   static constexpr int kLoadingWarps = 4;
-  static constexpr int kFewStrips = 8, kSomeStrips = 14;
-
-  // Warps that serve one stage of at most so many strips.
-  CUTE_DEVICE static int warps_of_stage(int strips) {
-    return strips <= kFewStrips ? 1 : strips <= kSomeStrips ? 2 : kLoadingWarps;
-  }
 
   const CUtensorMap* input;            // x [T, I]
   const CUtensorMap* output_gradient;  // dy [T, O]
@@ -45,17 +36,12 @@ struct BackLoader {
     return {from_input ? input : output_gradient, number * Config::kPiece, shape.loaded()};
   }
 
-  // `thread`: 0 .. 127 of the loading warpgroup; `warps`: that serve one stage. The ring has kLoadingWarps stages at
-  // least, so that no warp gets a lap ahead of another.
-  template <bool kPaced>
-  CUTE_DEVICE void run(const BackSchedule& schedule, typename Config::Barriers& barriers, BackPace& pace,
-                       uint8_t* stages_base, int stages, int stage_bytes, int warps, int thread) const {
-    const int lane = thread % 32, warp = thread / 32 % warps;
-    const int index = lane * warps + warp;     // neighbouring strips go to different warps
-    const int stride = kLoadingWarps / warps;  // one in so many stages is this warp's,
-    int skipped = thread / 32 / warps;         // from this one of the tile on
+  // `thread`: 0 .. 127 of the loading warpgroup.
+  CUTE_DEVICE void run(const BackSchedule& schedule, typename Config::Barriers& barriers, uint8_t* stages_base,
+                       int stages, int stage_bytes, int thread) const {
+    const int lane = thread % 32, warp = thread / 32;
+    const int index = lane * kLoadingWarps + warp;  // neighbouring strips go to different warps
     RingPosition at;
-    at.stage = skipped;
     BackItem item = schedule.item(blockIdx.x, 0);
     if (item.tile < 0) return;
     Strip current = strip(item.tile, index);
@@ -64,10 +50,8 @@ struct BackLoader {
       Strip next = current;
       if (next_item.tile >= 0) next = strip(next_item.tile, index);
       // A warp without strips arrives as well: else it could fall a lap behind and wait for ever.
-      const int warp_bytes = (current.loaded + warps - 1 - warp) / warps * Config::kStripBytes;
-      int step = item.first_step + skipped;
-      for (; step < item.last_step; step += stride) {
-        if constexpr (kPaced) pace.step(stride);
+      const int warp_bytes = (current.loaded + kLoadingWarps - 1 - warp) / kLoadingWarps * Config::kStripBytes;
+      for (int step = item.first_step; step < item.last_step; ++step, at.advance(stages)) {
         barriers.wait_empty(at);
         if (lane == 0) barriers.expect_bytes(at, warp_bytes);
         if (current.feature >= 0) {
@@ -76,10 +60,7 @@ struct BackLoader {
                                        stages_base + at.stage * stage_bytes + index * Config::kStripBytes,
                                        current.feature, step * Config::kStageTokens);
         }
-        at.stage += stride;
-        if (at.stage >= stages) at.stage -= stages, at.phase ^= 1;
       }
-      skipped = step - item.last_step;
       item = next_item;
       current = next;
     }

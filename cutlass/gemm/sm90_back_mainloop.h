@@ -33,12 +33,10 @@ CUTE_DEVICE uint64_t back_descriptor(uint32_t shared_address, int strip_bytes) {
   return kSwizzle << 62 | kStrideOffset << 32 | uint64_t(strip_bytes >> 4) << 16 | (shared_address & 0x3FFFF) >> 4;
 }
 
-// Sums `steps` stages. A stage is released once the WGMMAs of the stage after it are under way. `pause` is called after
-// `early` stages, if that is not 0, with no WGMMA under way.
-template <class Config, int kQuads, class Pause>
+// Adds `steps` stages into the accumulator. A stage is released once the WGMMAs of the stage after it are under way.
+template <class Config, int kQuads>
 CUTE_DEVICE void back_mainloop(float (&accumulator)[32 * kQuads], typename Config::Barriers& barriers, RingPosition& at,
-                               int stages, int stage_bytes, uint64_t a_base, uint64_t b_base, int steps, int early,
-                               const Pause& pause) {
+                               int stages, int stage_bytes, uint64_t a_base, uint64_t b_base, int steps) {
   using Element = typename Config::Element;
   // One WGMMA takes at most 256 of the N side; 320 and 384 go as two.
   constexpr int kQuads0 = kQuads <= 4 ? kQuads : 3, kQuads1 = kQuads - kQuads0;
@@ -47,33 +45,29 @@ CUTE_DEVICE void back_mainloop(float (&accumulator)[32 * kQuads], typename Confi
   int previous = 0;
   CUTE_UNROLL
   for (int i = 0; i < 32 * kQuads; ++i) accumulator[i] = 0.f;
-  CUTE_NO_UNROLL
-  for (int first = 0, last = early > 0 ? early : steps; first < steps; first = last, last = steps) {
 #pragma unroll 4  // so that the next stage's descriptors are under way while the tensor cores work
-    for (int step = first; step < last; ++step) {
-      barriers.wait_full(at);
-      const uint32_t stage_offset = at.stage * (stage_bytes >> 4);
-      cute::warpgroup_arrive();
-      CUTE_UNROLL
-      for (int k = 0; k < Config::kStageTokens / 16; ++k) {
-        const uint64_t offset = stage_offset + k * (2 * Config::kPiece);
-        back_multiply<Element, kQuads0, 0>(a_base + offset, b_base + offset, accumulator,
-                                           std::make_integer_sequence<int, 32 * kQuads0>{});
-        if constexpr (kQuads1 > 0) {
-          back_multiply<Element, kQuads1, 32 * kQuads0>(a_base + offset, b_base + offset + kSecond, accumulator,
-                                                        std::make_integer_sequence<int, 32 * kQuads1>{});
-        }
+  for (int step = 0; step < steps; ++step) {
+    barriers.wait_full(at);
+    const uint32_t stage_offset = at.stage * (stage_bytes >> 4);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int k = 0; k < Config::kStageTokens / 16; ++k) {
+      const uint64_t offset = stage_offset + k * (2 * Config::kPiece);
+      back_multiply<Element, kQuads0, 0>(a_base + offset, b_base + offset, accumulator,
+                                         std::make_integer_sequence<int, 32 * kQuads0>{});
+      if constexpr (kQuads1 > 0) {
+        back_multiply<Element, kQuads1, 32 * kQuads0>(a_base + offset, b_base + offset + kSecond, accumulator,
+                                                      std::make_integer_sequence<int, 32 * kQuads1>{});
       }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();
-      if (step > first && releases) barriers.release(previous);
-      previous = at.stage;
-      at.advance(stages);
     }
-    cute::warpgroup_wait<0>();
-    if (releases) barriers.release(previous);
-    if (last < steps) pause();
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<1>();
+    if (step > 0 && releases) barriers.release(previous);
+    previous = at.stage;
+    at.advance(stages);
   }
+  cute::warpgroup_wait<0>();
+  if (releases) barriers.release(previous);
 }
 
 // A warpgroup without work in the tile only releases the stages.

@@ -15,11 +15,9 @@
 // A *cell* is the square that lies in one stored block: a whole piece, or, where a side of the block is no multiple of
 // 32, a quarter of one (16 x 16).
 //
-//   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, clusters that a tile of
-//              the last wave is cut for at most (kBackThreadBlocks thread blocks), 0 ...
-//              directory [tiles, 2]: word where the tile's record starts, BackTileShape; in waves of kBackThreadBlocks
-//              tiles, each as costly as the one after it or more; the last wave begins with its costliest
-//              records
+//   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, 0 ...
+//              directory [tiles, 2]: word where the tile's record starts, BackTileShape; waves of tiles, the costliest
+//              wave first records
 //   record     strips, uint16 [lines + strips], padded to a word
 //              slots of warpgroup 0, int32 [64 / cell, count[0] * piece / cell]: a cell's slot, -1 where none is stored
 //              slots of warpgroup 1, the same
@@ -30,9 +28,7 @@
 namespace block_sparse {
 
 constexpr int kBackHeaderWords = 8;
-constexpr int kBackThreadBlocks = 132;  // multiprocessors of an H100 or H200: for others the list is right, but slower
 constexpr int kBackWarpgroups = 2;
-constexpr int kBackStageTokens = 32;
 constexpr int kBackM = 64;        // features of a warpgroup's M side
 constexpr int kBackMaxQuads = 6;  // a *quad* is 64 features of a warpgroup's N side: the accumulator holds 64 x 384
 
@@ -98,41 +94,22 @@ constexpr float back_token_ns(int quads, int loaded, int piece) {
   return slower > 4.f ? slower : 4.f;
 }
 
-// Thread blocks that share a tile whose tokens are cut into ranges: one cluster, in which they add up their sums
-// through distributed shared memory.
-constexpr int kBackCluster = 2;
-constexpr int kBackMaxSplits = 32;  // token ranges of a tile
-constexpr int kBackMaxClusters = kBackMaxSplits / kBackCluster;
+// Cutting a tile into token ranges costs a pass of its partial sums through L2: per quad and range, and once.
+constexpr float kBackSplitNs = 3000.f;
+constexpr float kBackSplitQuadNs = 200.f;
 
-// What it costs to cut a tile: a cluster's exchange; and where the tile has several clusters, a pass of their sums
-// through L2.
-constexpr float kBackClusterNs = 2500.f;
-constexpr float kBackClusterQuadNs = 100.f;
-constexpr float kBackSplitNs = 2500.f;
-constexpr float kBackSplitQuadNs = 60.f;
-
-constexpr float back_split_ns(int quads, int clusters) {
-  return (clusters < 1 ? 0.f : kBackClusterNs + kBackClusterQuadNs * float(quads)) +
-         (clusters < 2 ? 0.f : kBackSplitNs + kBackSplitQuadNs * float(quads * clusters));
+constexpr float back_split_ns(int quads, int splits) {
+  return splits == 1 ? 0.f : kBackSplitNs + kBackSplitQuadNs * float(quads * splits);
 }
 
-// A tile of `tile_ns` on so many clusters; 0: uncut, on one thread block.
-constexpr float back_cut_tile_ns(float tile_ns, int quads, int clusters) {
-  return tile_ns / float(clusters < 1 ? 1 : clusters * kBackCluster) + back_split_ns(quads, clusters);
+// The number of token ranges, at most `limit`, that makes a tile of `tile_ns` fastest.
+constexpr int back_splits(float tile_ns, int quads, int limit) {
+  int splits = 1;
+  while (splits < limit && tile_ns > kBackSplitQuadNs * float(quads * splits * (splits + 1))) ++splits;
+  return tile_ns / float(splits) + back_split_ns(quads, splits) < tile_ns ? splits : 1;
 }
 
-// The number of clusters, at most `limit`, that makes a tile fastest; 0: it is not cut.
-constexpr int back_clusters(float tile_ns, int quads, int limit) {
-  int best = 0;
-  for (int clusters = 1; clusters <= limit; ++clusters) {
-    if (back_cut_tile_ns(tile_ns, quads, clusters) < back_cut_tile_ns(tile_ns, quads, best)) best = clusters;
-  }
-  return best;
-}
-
-constexpr int kBackPaceSteps = 32;  // stages from one look to the next, a power of two
-constexpr int kBackPaceBlocks =
-    128;  // thread blocks that publish how far they are (sm90_back_pace.h); others only look
+constexpr int kBackMaxSplits = 32;
 
 // Floats of one warpgroup's partial sums.
 constexpr int64_t back_partial_floats(int largest_quads) { return int64_t(64 * 64) * largest_quads; }

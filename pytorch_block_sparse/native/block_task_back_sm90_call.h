@@ -16,9 +16,7 @@ constexpr int64_t kBackMinSplitTokens = 1024;
 
 struct BackSm90Plan {
   int thread_blocks;
-  size_t counter_bytes;   // a multiple of 256; 0: no tile is cut
-  size_t progress_bytes;  // likewise; 0: thread blocks need not stay together
-  int window;             // how far they may be apart, in stages
+  size_t counter_bytes;  // a multiple of 256; 0: no tile is cut
   size_t partial_bytes;
 };
 

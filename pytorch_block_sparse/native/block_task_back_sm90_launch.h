@@ -1,13 +1,10 @@
 // Launches block_task_back_sm90 for one operand type; each .cu instantiates the types it names.
 #pragma once
 
-#include <algorithm>
-
 #include "block_task_back_sm90_call.h"
 #include "cuda_launch.h"
 #include "cuda_tensor_map.h"
 #include "gemm/block_task_back_sm90.h"
-#include "work_list_back.h"
 
 namespace block_sparse {
 
@@ -30,17 +27,11 @@ const char* launch_back_sm90_config(const BackSm90Call& call) {
   }
   BlockTaskBackSm90Params params{};
   params.work = call.work;
-  params.work_lines = int(std::min<int64_t>(back_work_size(geometry) / 32, Config::kThreads));
   params.tokens = int(problem.tokens);
   params.may_split = call.plan.counter_bytes > 0;
+  params.counters = static_cast<uint64_t*>(call.workspace);
   params.ticket = call.ticket;
-  params.window = call.plan.window;
-  auto* workspace = static_cast<char*>(call.workspace);
-  params.counters = reinterpret_cast<uint64_t*>(workspace);
-  workspace += call.plan.counter_bytes;
-  params.progress = reinterpret_cast<uint32_t*>(workspace);
-  workspace += call.plan.progress_bytes;
-  params.partials = reinterpret_cast<float4*>(workspace);
+  params.partials = reinterpret_cast<float4*>(static_cast<char*>(call.workspace) + call.plan.counter_bytes);
   params.epilogue = {problem.values_gradient, int(geometry.block_height), int(geometry.block_width),
                      back_cell(geometry.block_height, geometry.block_width), problem.accumulate};
   return launch(block_task_back_sm90<Config>, dim3(call.plan.thread_blocks), Config::kThreads, Config::kSharedBytes,

@@ -12,29 +12,16 @@
 namespace block_sparse {
 namespace {
 
-// In a sweep of so many tokens thread blocks would drift too far apart for L2; they are held within what this many
-// bytes of all strips are.
-constexpr int64_t kBackMinPaceTokens = 24576;
-constexpr int64_t kBackPaceBytes = int64_t(64) << 20;
-
 // What the launch needs, by upper bounds: the list's counts are known to the kernel alone.
 BackSm90Plan plan_back_sm90(const SparseSupportProblem& problem, const DeviceProperties& device) {
   const int64_t pieces = back_max_pieces(problem.geometry);
   const bool may_split = problem.tokens >= kBackMinSplitTokens;
-  const int64_t items = may_split ? pieces * kBackMaxSplits : pieces;
-  const int64_t most_clusters = std::max(device.multiprocessors / kBackCluster, 1);
-  const int64_t clusters = std::min<int64_t>((items + kBackCluster - 1) / kBackCluster, most_clusters);
-  BackSm90Plan plan{};
-  plan.thread_blocks = int(clusters) * kBackCluster;
+  const int64_t items = std::min<int64_t>(device.multiprocessors, may_split ? pieces * kBackMaxSplits : pieces);
+  BackSm90Plan plan{int(items), 0, 0};
   if (may_split) {
     const int quads = int(std::min<int64_t>(kBackMaxQuads, pieces));
-    plan.counter_bytes = (size_t(clusters) * kBackWarpgroups * kBackCluster * sizeof(uint64_t) + 255) / 256 * 256;
-    plan.partial_bytes = size_t(clusters) * kBackWarpgroups * size_t(back_partial_floats(quads)) * sizeof(float);
-  }
-  if (problem.tokens >= kBackMinPaceTokens && plan.thread_blocks >= kBackPaceBlocks) {
-    const int64_t token_bytes = 2 * (problem.geometry.in_features + problem.geometry.out_features);
-    plan.progress_bytes = kBackPaceBlocks * sizeof(uint32_t);
-    plan.window = int(std::max<int64_t>(kBackPaceBytes / token_bytes / kBackStageTokens, 2 * kBackPaceSteps));
+    plan.counter_bytes = (size_t(items) * kBackWarpgroups * sizeof(uint64_t) + 255) / 256 * 256;
+    plan.partial_bytes = size_t(items) * kBackWarpgroups * size_t(back_partial_floats(quads)) * sizeof(float);
   }
   return plan;
 }
@@ -70,7 +57,7 @@ bool block_task_back_sm90_serves(const SparseSupportProblem& problem) {
 
 size_t block_task_back_sm90_workspace(const SparseSupportProblem& problem, const DeviceProperties& device) {
   const BackSm90Plan plan = plan_back_sm90(problem, device);
-  return plan.counter_bytes + plan.progress_bytes + plan.partial_bytes;
+  return plan.counter_bytes + plan.partial_bytes;
 }
 
 const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, void* workspace,

@@ -46,18 +46,17 @@ struct Candidate {
   std::vector<Tile> tiles() const { return cut_tiles(*pairs, orientation->piece, capacity); }
 };
 
-// Nanoseconds that the tiles take together: the busiest thread block's, or the strips of all waves.
+// Nanoseconds that the tiles take together: every wave its costliest tile, or the strips of all its tiles.
 float predict_ns(const Candidate& candidate, const std::vector<Tile>& tiles) {
   const int piece = candidate.orientation->piece;
   const Bands& bands = candidate.orientation->bands;
-  const TileOrder order = order_tiles(tiles, piece, kTokens);
+  const std::vector<int32_t> order = costliest_first(tiles, piece);
   const int per_band = back_lines(piece);
   std::vector<int64_t> seen[2];  // the last wave that used a strip of N, of M
   seen[0].assign(kMaxStrips + 1, -1), seen[1].assign(kMaxStrips + 1, -1);
-  float strips_ns = 0.f;
+  float total = kLaunchNs;
   const int64_t count = int64_t(tiles.size());
-  int64_t wave = 0;
-  for (int64_t first = 0; first < count; first += kBackThreadBlocks, ++wave) {
+  for (int64_t first = 0, wave = 0; first < count; first += kBackThreadBlocks, ++wave) {
     const int64_t last = std::min<int64_t>(first + kBackThreadBlocks, count);
     int64_t distinct = 0, loaded = 0;
     const auto see = [&](int side, int32_t strip) {
@@ -65,7 +64,7 @@ float predict_ns(const Candidate& candidate, const std::vector<Tile>& tiles) {
       seen[side][strip] = wave;
     };
     for (int64_t i = first; i < last; ++i) {
-      const Tile& tile = tiles[order.tiles[i]];
+      const Tile& tile = tiles[order[i]];
       loaded += tile.lines(piece) + tile.strips();
       for (int w = 0; w < 2; ++w) {
         for (int line = 0; line < per_band; ++line) see(1, bands.lines[tile.band[w] * per_band + line]);
@@ -74,9 +73,14 @@ float predict_ns(const Candidate& candidate, const std::vector<Tile>& tiles) {
         }
       }
     }
-    strips_ns += kTokens * (loaded_ns(piece) * float(loaded) + distinct_ns(piece) * float(distinct));
+    const BackTileShape costliest = tiles[order[first]].shape(piece, false);
+    const float tile_ns = kTokens * back_token_ns(costliest.quads(piece), costliest.loaded(), piece);
+    const int limit = int(std::min<int64_t>(kBackThreadBlocks / (last - first), kBackMaxSplits));
+    const int splits = back_splits(tile_ns, costliest.quads(piece), limit);
+    const float strips_ns = kTokens * (loaded_ns(piece) * float(loaded) + distinct_ns(piece) * float(distinct));
+    total += std::max(tile_ns / float(splits), strips_ns) + back_split_ns(costliest.quads(piece), splits) + kTileNs;
   }
-  return kLaunchNs + std::max(order.end_ns, strips_ns) + kTileNs * float(wave);
+  return total;
 }
 
 // What the model misses, measured: lists of the operand with more features are gathered from more places, and where two
@@ -116,8 +120,7 @@ class ListWriter {
       : grid_(grid), candidate_(candidate), work_(work), piece_(grid.tiling.piece), cell_(grid.tiling.cell) {}
 
   void write(const std::vector<Tile>& tiles) {
-    const TileOrder tile_order = order_tiles(tiles, piece_, kTokens);
-    const std::vector<int32_t>& order = tile_order.tiles;
+    const std::vector<int32_t> order = order_tiles(tiles, piece_);
     int64_t at = kBackHeaderWords + 2 * int64_t(tiles.size());
     int stage_strips = 0, largest_quads = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -135,7 +138,7 @@ class ListWriter {
       write_record(tile, shape, work_ + at);
       at += back_record_words(shape, piece_, cell_);
     }
-    const int32_t header[kBackHeaderWords] = {int32_t(tiles.size()), stage_strips, largest_quads, tile_order.clusters};
+    const int32_t header[kBackHeaderWords] = {int32_t(tiles.size()), stage_strips, largest_quads};
     std::memcpy(work_, header, sizeof(header));
   }
 

@@ -8,19 +8,14 @@
 
 namespace block_sparse {
 
-// Tile i belongs to thread block i % kBackThreadBlocks, in wave i / kBackThreadBlocks.
-struct TileOrder {
-  std::vector<int32_t> tiles;  // numbers
-  int clusters;                // that a tile of the last, partial wave is cut for; 0: not cut
-  float end_ns;                // when the last thread block is done, by the cost of its tiles alone
-};
+constexpr int kBackThreadBlocks = 132;  // multiprocessors of an H100 or H200: on others lists are right, but slower
 
 // Tile numbers, the costliest first, else in their own order: neighbours share strips.
 std::vector<int32_t> costliest_first(const std::vector<Tile>& tiles, int piece);
 
-// Waves of tiles of like cost, so that all thread blocks sweep the tokens together; within a wave the costliest tiles
-// go to the thread blocks that have had least, and the tiles of a partial last wave to the first to be done, cut into
-// ranges as far as that ends sooner.
-TileOrder order_tiles(const std::vector<Tile>& tiles, int piece, float tokens);
+// The same in the list's order: tile i is thread block i % kBackThreadBlocks' in wave i / kBackThreadBlocks. A wave's
+// tiles are of like cost, because the thread blocks sweep the tokens together. Pieces of 32: the costliest of a wave go
+// to the thread blocks that have had least, and a partial last wave to those that are done first.
+std::vector<int32_t> order_tiles(const std::vector<Tile>& tiles, int piece);
 
 }  // namespace block_sparse
