@@ -29,6 +29,7 @@ namespace block_sparse {
 
 constexpr int kBackHeaderWords = 8;
 constexpr int kBackWarpgroups = 2;
+constexpr int kBackStageTokens = 32;
 constexpr int kBackM = 64;        // features of a warpgroup's M side
 constexpr int kBackMaxQuads = 6;  // a *quad* is 64 features of a warpgroup's N side: the accumulator holds 64 x 384
 
@@ -110,6 +111,10 @@ constexpr int back_splits(float tile_ns, int quads, int limit) {
 }
 
 constexpr int kBackMaxSplits = 32;
+
+constexpr int kBackPaceSteps = 32;  // stages from one look to the next, a power of two
+constexpr int kBackPaceBlocks =
+    128;  // thread blocks that publish how far they are (sm90_back_pace.h); others only look
 
 // Floats of one warpgroup's partial sums.
 constexpr int64_t back_partial_floats(int largest_quads) { return int64_t(64 * 64) * largest_quads; }
