@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -91,3 +92,14 @@ def test_bitwise_repeatable(tokens, dtype, device):
 def test_what_other_kernels_serve(case, dtype, device):
     o = make_operands(case, dtype, device)
     check_linear(expect_plan(False, ops.linear(o.x, o.values, o.pattern, o.bias)), o, o.bias)
+
+
+@each_dtype
+def test_many_tokens_and_blocks_of_16(dtype, device):
+    """Forward from 49 tokens on, Hopper's own kernel is the faster one, if it serves."""
+    o = make_operands(Case((512, 256), (16, 16), tokens=MOST_TOKENS), dtype, device)
+    y = ops.linear(o.x, o.values, o.pattern, o.bias)
+    if y.is_cuda:
+        hopper = torch.cuda.get_device_capability() == (9, 0) and os.environ.get("BLOCK_SPARSE_CUDA_PATH") != "sm80"
+        assert block_sparse_native.last_plan() == ("sm90" if hopper else "decode")
+    check_linear(y, o, o.bias)

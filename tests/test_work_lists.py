@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -225,6 +226,33 @@ def test_the_weight_gradients_tiles_cover_every_block_once(name):
                 assert block == [row * cell // height, col * cell // width]
     assert end <= len(work)
     assert len(covered) == pattern.nnz * (height // cell) * (width // cell)
+
+
+THREAD_BLOCKS = 132  # kBackThreadBlocks
+
+
+def tile_cost(word: int, piece: int) -> float:
+    """Nanoseconds a token: back_token_ns of sm90_back_work.h."""
+    _, lines, strips, counts, _ = tile_shape(word)
+    quads = sum(-(-count * piece // 64) for count in counts)
+    return max(1.44 * quads, (1.26 if piece == 64 else 0.77) * (lines + strips), 4)
+
+
+@pytest.mark.parametrize("side", [32, 64])
+def test_the_weight_gradients_waves_have_tiles_of_like_cost(side):
+    pattern = BlockPattern.random((8192, 8192), 0.25, (side, side))
+    work = work_lists(pattern)[sum(work.length for work in both_lists(pattern)) :]
+    costs = [tile_cost(word, side) for word in work[9 : 8 + 2 * work[0] : 2].tolist()]
+    waves = [costs[first : first + THREAD_BLOCKS] for first in range(0, len(costs), THREAD_BLOCKS)]
+    rounding = 0.011  # tiles are sorted by hundredths
+    assert len(waves) > 2
+    for wave, following in itertools.pairwise(waves):
+        assert min(wave) >= max(following) - rounding
+    assert waves[-1][0] >= max(waves[-1]) - rounding  # what the kernel cuts the last wave by
+    if side == 32:  # and thread blocks of like loads: as far apart as two tiles of one wave
+        loads = [sum(wave[i] for wave in waves if len(wave) == THREAD_BLOCKS) for i in range(THREAD_BLOCKS)]
+        assert max(loads) - min(loads) <= max(max(wave) - min(wave) for wave in waves) + rounding
+        assert loads[0] <= min(loads) + rounding * len(waves)
 
 
 def test_blocks_without_a_hopper_kernel_have_no_list():

@@ -4,6 +4,7 @@
 //   weight gradient  dW [nnz, bh, bw] = dyᵀ x on the stored blocks
 //
 //   loading warpgroup     sm90_back_loader.h     strips of dy and x, L2 -> a ring of stages (sm90_ring.h)
+//                         sm90_back_pace.h       over many tokens, thread blocks wait for each other
 //   computing warpgroups  sm90_back_mainloop.h   stages -> accumulators
 //                         sm90_back_epilogue.h   accumulators -> blocks of dW
 //                         sm90_back_partial.h    the same where a tile's tokens are cut into ranges
@@ -30,14 +31,18 @@ struct BlockTaskBackSm90Params {
   uint64_t* counters;   // [thread blocks, 2], anything
   uint64_t ticket;      // of this launch, 56 bits
   BackEpilogueParams epilogue;
+  uint32_t* progress;  // of the thread blocks, anything; only if kPaced
+  int window;          // how far they may be apart, in stages
 };
 
-template <class Element_, class Result_, int kPiece_>
+// `kPaced_`: thread blocks stay within a window of tokens of each other.
+template <class Element_, class Result_, int kPiece_, bool kPaced_>
 struct BlockTaskBackSm90Config {
   using Element = Element_;
   using Result = Result_;
   static constexpr int kPiece = kPiece_;
-  static constexpr int kStageTokens = 32;
+  static constexpr bool kPaced = kPaced_;
+  static constexpr int kStageTokens = kBackStageTokens;
   static constexpr int kStripBytes = kStageTokens * kPiece * 2;
   static constexpr int kStagesBytes = 56 * 32 * 64 * 2;  // 224 KB, shared out at run time: stages x the list's strips
   static constexpr int kMaxStages = 12;
@@ -45,8 +50,9 @@ struct BlockTaskBackSm90Config {
   static constexpr int kAlignment = 1024;  // of the 128-byte swizzle
   static constexpr int kSharedBytes = kAlignment + kStagesBytes + int(sizeof(Barriers));
   static constexpr int kThreads = 128 * (kBackWarpgroups + 1);
-  static constexpr int kLoadingRegisters = 24;
-  static constexpr int kComputingRegisters = 240;
+  // Together no more than what the kernel starts with, 168 a thread: else its start waits for ever.
+  static constexpr int kLoadingRegisters = kPaced ? 40 : 24;
+  static constexpr int kComputingRegisters = kPaced ? 232 : 240;
 };
 
 // One tile, or one token range of it, by one warpgroup.
@@ -110,7 +116,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == kBackWarpgroups) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kLoadingRegisters>();
     const BackLoader<Config> loader{&input, &output_gradient, params.work};
-    loader.run(schedule, barriers, stages_base, stages, stage_bytes, threadIdx.x % 128);
+    const int thread = threadIdx.x % 128;
+    if constexpr (Config::kPaced) {
+      // The warp with the fewest strips holds back for all: the others wait for stages with it.
+      BackPace pace(params.progress, params.ticket,
+                    thread / 32 == BackLoader<Config>::kLoadingWarps - 1 ? params.window : 0);
+      loader.run(schedule, barriers, stages_base, stages, stage_bytes, thread, pace);
+      pace.finish();
+    } else {
+      loader.run(schedule, barriers, stages_base, stages, stage_bytes, thread);
+    }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kComputingRegisters>();
     RingPosition at;

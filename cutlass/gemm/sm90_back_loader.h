@@ -8,6 +8,7 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "gemm/sm90_back_pace.h"
 #include "gemm/sm90_back_schedule.h"
 #include "gemm/sm90_ring.h"
 
@@ -36,9 +37,11 @@ struct BackLoader {
     return {from_input ? input : output_gradient, number * Config::kPiece, shape.loaded()};
   }
 
-  // `thread`: 0 .. 127 of the loading warpgroup.
+  // `thread`: 0 .. 127 of the loading warpgroup. `pace`: BackPace, or nothing where thread blocks need not wait for
+  // each other.
+  template <class... Pace>
   CUTE_DEVICE void run(const BackSchedule& schedule, typename Config::Barriers& barriers, uint8_t* stages_base,
-                       int stages, int stage_bytes, int thread) const {
+                       int stages, int stage_bytes, int thread, Pace&... pace) const {
     const int lane = thread % 32, warp = thread / 32;
     const int index = lane * kLoadingWarps + warp;  // neighbouring strips go to different warps
     RingPosition at;
@@ -52,6 +55,7 @@ struct BackLoader {
       // A warp without strips arrives as well: else it could fall a lap behind and wait for ever.
       const int warp_bytes = (current.loaded + kLoadingWarps - 1 - warp) / kLoadingWarps * Config::kStripBytes;
       for (int step = item.first_step; step < item.last_step; ++step, at.advance(stages)) {
+        (pace.step(), ...);
         barriers.wait_empty(at);
         if (lane == 0) barriers.expect_bytes(at, warp_bytes);
         if (current.feature >= 0) {

@@ -16,8 +16,8 @@
 // 32, a quarter of one (16 x 16).
 //
 //   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, 0 ...
-//              directory [tiles, 2]: word where the tile's record starts, BackTileShape; the costliest tile first
-//              records
+//              directory [tiles, 2]: word where the tile's record starts, BackTileShape; waves of tiles, the costliest
+//              wave first records
 //   record     strips, uint16 [lines + strips], padded to a word
 //              slots of warpgroup 0, int32 [64 / cell, count[0] * piece / cell]: a cell's slot, -1 where none is stored
 //              slots of warpgroup 1, the same
@@ -29,6 +29,7 @@ namespace block_sparse {
 
 constexpr int kBackHeaderWords = 8;
 constexpr int kBackWarpgroups = 2;
+constexpr int kBackStageTokens = 32;
 constexpr int kBackM = 64;        // features of a warpgroup's M side
 constexpr int kBackMaxQuads = 6;  // a *quad* is 64 features of a warpgroup's N side: the accumulator holds 64 x 384
 
@@ -110,6 +111,10 @@ constexpr int back_splits(float tile_ns, int quads, int limit) {
 }
 
 constexpr int kBackMaxSplits = 32;
+
+constexpr int kBackPaceSteps = 32;  // stages from one look to the next, a power of two
+constexpr int kBackPaceBlocks =
+    128;  // thread blocks that publish how far they are (sm90_back_pace.h); others only look
 
 // Floats of one warpgroup's partial sums.
 constexpr int64_t back_partial_floats(int largest_quads) { return int64_t(64 * 64) * largest_quads; }

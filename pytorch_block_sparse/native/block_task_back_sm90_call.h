@@ -16,8 +16,10 @@ constexpr int64_t kBackMinSplitTokens = 1024;
 
 struct BackSm90Plan {
   int thread_blocks;
-  size_t counter_bytes;  // a multiple of 256; 0: no tile is cut
+  size_t counter_bytes;   // a multiple of 256; 0: no tile is cut
+  size_t progress_bytes;  // likewise; 0: thread blocks need not wait for each other
   size_t partial_bytes;
+  int window;  // how far they may be apart, in stages
 };
 
 struct BackSm90Call {

@@ -29,27 +29,38 @@ const char* launch_back_sm90_config(const BackSm90Call& call) {
   params.work = call.work;
   params.tokens = int(problem.tokens);
   params.may_split = call.plan.counter_bytes > 0;
-  params.counters = static_cast<uint64_t*>(call.workspace);
   params.ticket = call.ticket;
-  params.partials = reinterpret_cast<float4*>(static_cast<char*>(call.workspace) + call.plan.counter_bytes);
+  auto* workspace = static_cast<char*>(call.workspace);
+  params.counters = reinterpret_cast<uint64_t*>(workspace);
+  workspace += call.plan.counter_bytes;
+  params.progress = reinterpret_cast<uint32_t*>(workspace);
+  params.window = call.plan.window;
+  workspace += call.plan.progress_bytes;
+  params.partials = reinterpret_cast<float4*>(workspace);
   params.epilogue = {problem.values_gradient, int(geometry.block_height), int(geometry.block_width),
                      back_cell(geometry.block_height, geometry.block_width), problem.accumulate};
   return launch(block_task_back_sm90<Config>, dim3(call.plan.thread_blocks), Config::kThreads, Config::kSharedBytes,
                 call.stream, input, output_gradient, params);
 }
 
-template <class Element, class Result>
+template <class Element, class Result, bool kPaced>
 const char* launch_back_sm90_piece(const BackSm90Call& call) {
   const Geometry& geometry = call.problem.geometry;
   return back_piece(geometry.block_height, geometry.block_width) == 64
-             ? launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 64>>(call)
-             : launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 32>>(call);
+             ? launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 64, kPaced>>(call)
+             : launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 32, kPaced>>(call);
+}
+
+template <class Element, class Result>
+const char* launch_back_sm90_paced(const BackSm90Call& call) {
+  return call.plan.progress_bytes > 0 ? launch_back_sm90_piece<Element, Result, true>(call)
+                                      : launch_back_sm90_piece<Element, Result, false>(call);
 }
 
 template <class Element>
 const char* launch_back_sm90(const BackSm90Call& call) {
-  return call.problem.result_dtype == DType::kFloat32 ? launch_back_sm90_piece<Element, float>(call)
-                                                      : launch_back_sm90_piece<Element, Element>(call);
+  return call.problem.result_dtype == DType::kFloat32 ? launch_back_sm90_paced<Element, float>(call)
+                                                      : launch_back_sm90_paced<Element, Element>(call);
 }
 
 }  // namespace block_sparse

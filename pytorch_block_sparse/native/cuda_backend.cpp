@@ -11,6 +11,7 @@
 #include "cuda_check.h"
 #include "cuda_densify.h"
 #include "cuda_kernels.h"
+#include "decode_plan.h"
 #include "plan_record.h"
 
 namespace block_sparse::cuda {
@@ -78,9 +79,10 @@ void dense_sparse(const DenseSparseProblem& problem) {
   const DeviceProperties device{checked_device().multiProcessorCount};
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const bool forward = problem.direction == Direction::kForward;
-  const Kernel kernel = block_task_decode_serves(problem)                  ? Kernel::kDecode
-                        : hopper_path() && block_task_sm90_serves(problem) ? Kernel::kHopper
-                                                                           : Kernel::kPortable;
+  const bool hopper = hopper_path() && block_task_sm90_serves(problem);
+  const bool decode = block_task_decode_serves(problem) &&
+                      !(hopper && !decode_beats_hopper(problem.direction, problem.geometry, problem.tokens));
+  const Kernel kernel = decode ? Kernel::kDecode : hopper ? Kernel::kHopper : Kernel::kPortable;
   if (runs_densified(problem, forward ? Operator::kForward : Operator::kInputGradient, problem.activation, kernel)) {
     return;
   }

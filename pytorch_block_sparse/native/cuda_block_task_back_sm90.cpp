@@ -12,16 +12,29 @@
 namespace block_sparse {
 namespace {
 
+// Over a long sweep thread blocks would drift further apart than the tokens of which L2 holds all strips; from so many
+// bytes of both operands on they are held within a window. Blocks of 128 share less through L2, and lose by it.
+constexpr int64_t kMinPacedBytes = int64_t(5) << 28;
+constexpr int64_t kPaceWindowBytes = int64_t(64) << 20;
+
 // What the launch needs, by upper bounds: the list's counts are known to the kernel alone.
 BackSm90Plan plan_back_sm90(const SparseSupportProblem& problem, const DeviceProperties& device) {
   const int64_t pieces = back_max_pieces(problem.geometry);
   const bool may_split = problem.tokens >= kBackMinSplitTokens;
   const int64_t items = std::min<int64_t>(device.multiprocessors, may_split ? pieces * kBackMaxSplits : pieces);
-  BackSm90Plan plan{int(items), 0, 0};
+  BackSm90Plan plan{};
+  plan.thread_blocks = int(items);
   if (may_split) {
     const int quads = int(std::min<int64_t>(kBackMaxQuads, pieces));
     plan.counter_bytes = (size_t(items) * kBackWarpgroups * sizeof(uint64_t) + 255) / 256 * 256;
     plan.partial_bytes = size_t(items) * kBackWarpgroups * size_t(back_partial_floats(quads)) * sizeof(float);
+  }
+  const Geometry& geometry = problem.geometry;
+  const int64_t token_bytes = 2 * (geometry.in_features + geometry.out_features);
+  if (problem.tokens * token_bytes >= kMinPacedBytes && items >= kBackPaceBlocks &&
+      std::min(geometry.block_height, geometry.block_width) < 128) {
+    plan.progress_bytes = kBackPaceBlocks * sizeof(uint32_t);
+    plan.window = int(std::max<int64_t>(kPaceWindowBytes / token_bytes / kBackStageTokens, 2 * kBackPaceSteps));
   }
   return plan;
 }
@@ -57,7 +70,7 @@ bool block_task_back_sm90_serves(const SparseSupportProblem& problem) {
 
 size_t block_task_back_sm90_workspace(const SparseSupportProblem& problem, const DeviceProperties& device) {
   const BackSm90Plan plan = plan_back_sm90(problem, device);
-  return plan.counter_bytes + plan.partial_bytes;
+  return plan.counter_bytes + plan.progress_bytes + plan.partial_bytes;
 }
 
 const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, void* workspace,

@@ -18,6 +18,11 @@ bool decode_serves(Direction direction, DType dtype, const Geometry& geometry, i
          geometry.block_height * geometry.block_width < kMostBlockElements;
 }
 
+bool decode_beats_hopper(Direction direction, const Geometry& geometry, int64_t tokens) {
+  constexpr int64_t kMostTokensOf16 = 48;
+  return direction == Direction::kInputGradient || geometry.block_height % 32 == 0 || tokens <= kMostTokensOf16;
+}
+
 DecodePlan plan_decode(Direction direction, const Geometry& geometry, int64_t tokens, int multiprocessors) {
   const bool forward = direction == Direction::kForward;
   const int64_t side = forward ? geometry.block_height : geometry.block_width;

@@ -7,9 +7,13 @@ namespace block_sparse {
 
 constexpr int64_t kMostDecodeTokens = 64;
 
-// Whether it serves a product of 16-byte aligned values. Where it does, it runs: 4096 to 14336 features at density .25
-// take it 11 to 39 µs (1 to 64 tokens, forward, H200), the other kernels on blocks 35 to 53.
+// Whether it serves a product of 16-byte aligned values.
 bool decode_serves(Direction direction, DType dtype, const Geometry& geometry, int64_t tokens);
+
+// Whether it takes less time than Hopper's kernel, which on the H200 is so (4096 to 14336 features, density .25:
+// forward 11 to 20 µs for 20 to 29, input gradient 15 to 44 for 45 to 103) but for many tokens and blocks of 16 (42 for
+// 35).
+bool decode_beats_hopper(Direction direction, const Geometry& geometry, int64_t tokens);
 
 // A thread block computes `rows` features of a line for `token_tiles` x 8 tokens.
 struct DecodeTile {

@@ -4,20 +4,19 @@
 #include <cstring>
 #include <vector>
 
-#include "work_list_back_tiles.h"
+#include "work_list_back_order.h"
 
 namespace block_sparse {
 namespace {
 
 // The list is the same for every device and every number of tokens; tile sizes are weighed for these.
-constexpr int64_t kThreadBlocks = 132;  // multiprocessors of an H100 or H200
 constexpr float kTokens = 8192.f;
 constexpr float kLaunchNs = 5000.f;
 constexpr float kTileNs = 400.f;  // to start and to store a tile
 
 // Nanoseconds per token that a wave's strips take together: all that are loaded, on the way from L2, and the distinct
 // ones, on the way to it. Strips of 64 and of 32 features.
-constexpr float loaded_ns(int piece) { return piece == 64 ? 1.06f / kThreadBlocks : 0.81f / kThreadBlocks; }
+constexpr float loaded_ns(int piece) { return piece == 64 ? 1.06f / kBackThreadBlocks : 0.81f / kBackThreadBlocks; }
 constexpr float distinct_ns(int piece) { return piece == 64 ? 0.028f : 0.019f; }
 
 constexpr int64_t kMaxStrips = 65535;  // their numbers have 16 bits
@@ -40,24 +39,6 @@ int64_t tile_limit(const BackTiling& tiling) {
                   std::max(kFewTiles, 2 * bands + divide_up(tiling.max_pieces, back_max_strips(tiling.piece))));
 }
 
-int tile_cost(const Tile& tile, int piece) {  // picoseconds per token
-  const BackTileShape shape = tile.shape(piece, false);
-  return int(1000.f * back_token_ns(shape.quads(piece), shape.loaded(), piece));
-}
-
-// Tile numbers, the costliest first, else in their own order: neighbours share strips.
-std::vector<int32_t> costliest_first(const std::vector<Tile>& tiles, int piece) {
-  constexpr int kBucket = 10, kBuckets = 64 * 1000 / kBucket;
-  std::vector<int32_t> start(kBuckets + 1, 0), order(tiles.size());
-  const auto bucket = [&](const Tile& tile) {
-    return kBuckets - 1 - std::min(tile_cost(tile, piece) / kBucket, kBuckets - 1);
-  };
-  for (const Tile& tile : tiles) ++start[bucket(tile) + 1];
-  for (int i = 0; i < kBuckets; ++i) start[i + 1] += start[i];
-  for (size_t i = 0; i < tiles.size(); ++i) order[start[bucket(tiles[i])]++] = int32_t(i);
-  return order;
-}
-
 struct Candidate {
   const Orientation* orientation = nullptr;
   const BandPairs* pairs = nullptr;
@@ -75,8 +56,8 @@ float predict_ns(const Candidate& candidate, const std::vector<Tile>& tiles) {
   seen[0].assign(kMaxStrips + 1, -1), seen[1].assign(kMaxStrips + 1, -1);
   float total = kLaunchNs;
   const int64_t count = int64_t(tiles.size());
-  for (int64_t first = 0, wave = 0; first < count; first += kThreadBlocks, ++wave) {
-    const int64_t last = std::min(first + kThreadBlocks, count);
+  for (int64_t first = 0, wave = 0; first < count; first += kBackThreadBlocks, ++wave) {
+    const int64_t last = std::min<int64_t>(first + kBackThreadBlocks, count);
     int64_t distinct = 0, loaded = 0;
     const auto see = [&](int side, int32_t strip) {
       distinct += seen[side][strip] != wave;
@@ -94,7 +75,7 @@ float predict_ns(const Candidate& candidate, const std::vector<Tile>& tiles) {
     }
     const BackTileShape costliest = tiles[order[first]].shape(piece, false);
     const float tile_ns = kTokens * back_token_ns(costliest.quads(piece), costliest.loaded(), piece);
-    const int limit = int(std::min<int64_t>(kThreadBlocks / (last - first), kBackMaxSplits));
+    const int limit = int(std::min<int64_t>(kBackThreadBlocks / (last - first), kBackMaxSplits));
     const int splits = back_splits(tile_ns, costliest.quads(piece), limit);
     const float strips_ns = kTokens * (loaded_ns(piece) * float(loaded) + distinct_ns(piece) * float(distinct));
     total += std::max(tile_ns / float(splits), strips_ns) + back_split_ns(costliest.quads(piece), splits) + kTileNs;
@@ -139,7 +120,7 @@ class ListWriter {
       : grid_(grid), candidate_(candidate), work_(work), piece_(grid.tiling.piece), cell_(grid.tiling.cell) {}
 
   void write(const std::vector<Tile>& tiles) {
-    const std::vector<int32_t> order = costliest_first(tiles, piece_);
+    const std::vector<int32_t> order = order_tiles(tiles, piece_);
     int64_t at = kBackHeaderWords + 2 * int64_t(tiles.size());
     int stage_strips = 0, largest_quads = 0;
     for (size_t i = 0; i < order.size(); ++i) {
