@@ -178,7 +178,7 @@ TOKEN_CASES = [
 # A token tile of 256 that is not full, and features that the blocks divide: the Hopper kernels' own way.
 TAIL_CASES = [
     Case(shape, block, tokens=tokens)
-    for shape, block in (((192, 128), (64, 64)), ((256, 384), (128, 128)))
+    for shape, block in (((192, 128), (64, 64)), ((256, 384), (128, 128)), ((192, 128), (32, 32)), ((128, 192), (16, 16)))
     for tokens in (1, 65, 129, 200, 257, 300, 511)
 ]
 DATA_CASES = [
@@ -192,6 +192,7 @@ LONG_CASES = [
     Case((1100, 640), (64, 64), "half", 130),
     Case((80, 4000), (16, 16), "power-law-rows", 70),
     Case((64, 64), (16, 16), "half", 3000),
+    *(Case((768, 768), (side, side), "half", 130) for side in (16, 32, 64, 128)),
 ]
 CASES = BLOCK_CASES + PATTERN_CASES + TOKEN_CASES + TAIL_CASES + DATA_CASES + LONG_CASES
 

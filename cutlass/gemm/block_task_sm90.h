@@ -20,20 +20,24 @@
 
 namespace block_sparse::sm90 {
 
-template <class Element_, class Work_, bool kTransposed_>
+// `kStoreTokens`: of a pass of the epilogue, and of a box of the output; 64 or 128.
+template <class Element_, class Work_, bool kTransposed_, int kStoreTokens_>
 struct BlockTaskConfig {
   using Element = Element_;
   using Work = Work_;
-  using Store = DeferredStore<Element, Work::kSide>;
+  using Store = DeferredStore<Element, Work::kSide, kStoreTokens_>;
+  static constexpr int kStoreTokens = kStoreTokens_;
   static constexpr bool kTransposed = kTransposed_;  // input gradient
   static constexpr MajorMode kMajorA = kTransposed ? MajorMode::MN : MajorMode::K;
   static constexpr bool kCopiesPieces = Work::kSide < 64;  // with ordinary copies, not the copy engine
   static constexpr int kTokens = 256;
-  static constexpr int kStoreTokens = Store::kPassTokens;  // of a box of the output
   // Token tiles of a strip, measured on the H200: forward gains from reusing pieces over a few of them; the input
   // gradient is fastest when all thread blocks read one token tile, because dy is long.
   static constexpr int64_t kStripTiles = kTransposed ? 1 : 4;
   static constexpr int kStages = 4;
+  // A tile may be of one stage; multiplying warps may be done with one that they let go of, the loading warps at the
+  // next but three, and the scheduling warp two further on.
+  static constexpr int kTileOutputs = kStages + 3;
   static constexpr int kLoaders = 1 + kHalves;                                  // warps
   static constexpr int kFullArrivals = 1 + kHalves * (kCopiesPieces ? 32 : 1);  // of a stage
   static constexpr int kThreads = 128 * (1 + kHalves);
@@ -52,7 +56,10 @@ struct BlockTaskConfig {
     EmptyBarrier box_empty;
     TileBox<Work> box;
     StageControl control[kStages];
+    TileOutput<Element, Work> outputs[kTileOutputs];
+    typename Store::Features store_features[kHalves];
   };
+  static_assert(sizeof(SharedStorage) <= 227 * 1024);
 };
 
 template <class Config>
@@ -60,7 +67,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     block_task(const __grid_constant__ CUtensorMap input_map,   // [T, K], boxes of min(T, 256) x a chunk
                const __grid_constant__ CUtensorMap pair_map,    // the same, boxes as wide as an item
                const __grid_constant__ CUtensorMap values_map,  // [nnz * bh, bw], boxes of 64 x 64; if any
-               const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of min(T, 64) x a line
+               const __grid_constant__ CUtensorMap output_map,  // [T, features], boxes of min(T, kStoreTokens) x a line
                const TaskParams<typename Config::Work> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared_bytes[];
@@ -82,13 +89,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     } else if (warp < Config::kLoaders) {
       load_pieces<Config>(shared, params, &values_map, warp - 1, lane);
     } else {
-      schedule_tiles(shared, params.raster, params.work, params.counter, lane);
+      schedule_tiles<Config>(shared, params, lane);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kMultiplierRegisters>();
-    const auto* bias = static_cast<const typename Config::Element*>(params.bias);
-    multiply_tiles<Config>(shared, params, &output_map, warp / 4 - 1, threadIdx.x % 128,
-                           [=](int feature) { return bias ? float(bias[feature]) : 0.0f; });
+    multiply_tiles<Config>(shared, params, &output_map, warp / 4 - 1, threadIdx.x % 128);
   }
 #endif
 }

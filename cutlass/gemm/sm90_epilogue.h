@@ -25,23 +25,27 @@ CUTE_DEVICE uint32_t pack_pair(float low, float high) {
   }
 }
 
-// One warpgroup's tile, 64 features (lines of kSide) x 256 tokens, kept as packed pairs of tokens. It leaves in passes
-// of 64 tokens, as many as it has tokens for: transposed through shared memory, then by the copy engine, which clips
-// what lies past the output's edges.
-template <class Element, int kSide>
+// One warpgroup's tile, 64 features (lines of kSide) x 256 tokens, kept as packed pairs of tokens. It leaves in passes,
+// as many as it has tokens for: transposed through shared memory, then by the copy engine, which clips what lies past
+// the output's edges.
+template <class Element, int kSide, int kPassTokens_>
 class DeferredStore {
  public:
-  static constexpr int kPassTokens = 64;
+  static constexpr int kPassTokens = kPassTokens_;  // 64 or 128
+  static constexpr int kPasses = 256 / kPassTokens;
+  static constexpr int kBuffers = 128 / kPassTokens;
   static constexpr int kLines = 64 / kSide;
   struct Staging {
-    alignas(1024) Element tokens[2][kLines][kPassTokens * kSide];  // (TOKENS, FEATURES) a line; two buffers
-    int first_feature[kLines];
+    alignas(1024) Element tokens[kBuffers][kLines][kPassTokens * kSide];  // (TOKENS, FEATURES) a line
   };
+  using Features = int[kLines];  // the first of each line, in shared memory
 
   // `tile_tokens`: of every tile; `thread`: of the warpgroup's 128; `barrier`: a named barrier of its own.
-  CUTE_DEVICE DeferredStore(const CUtensorMap* output_map, Staging& staging, int tile_tokens, int thread, int barrier)
+  CUTE_DEVICE DeferredStore(const CUtensorMap* output_map, Staging& staging, Features& features, int tile_tokens,
+                            int thread, int barrier)
       : output_map_(output_map),
         staging_(staging),
+        features_(features),
         passes_((tile_tokens + kPassTokens - 1) / kPassTokens),
         thread_(thread),
         barrier_(barrier),
@@ -50,17 +54,18 @@ class DeferredStore {
   CUTE_DEVICE bool pending() const { return pass_ < passes_; }
 
   // Takes over an accumulator of m64n256: registers 4 j + {0, 1} hold feature lane / 4 and tokens 8 j + 2 (lane % 4),
-  // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `first_features`: of each line; `bias_of(feature)`:
-  // float, called with features of the output only.
-  template <bool kActivates, class Bias>
-  CUTE_DEVICE void begin(const float (&accumulator)[128], const int32_t* first_features, int features, int first_token,
-                         Bias bias_of, EpilogueActivation activation) {
+  // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `first_features`: of each line; `bias_values`: of the
+  // tile's 64 features, or null. Both in shared memory.
+  template <bool kActivates>
+  CUTE_DEVICE void begin(const float (&accumulator)[128], const int* first_features, const Element* bias_values,
+                         int first_token, EpilogueActivation activation) {
     using enum EpilogueActivation;
-    const int warp_feature = thread_ / 32 * 16;
-    const int first_feature = first_features[warp_feature / kSide] + warp_feature % kSide + thread_ % 32 / 4;
-    float bias[2];
+    const int feature = thread_ / 32 * 16 + thread_ % 32 / 4;
+    float bias[2] = {};
     CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) bias[i] = first_feature + 8 * i < features ? bias_of(first_feature + 8 * i) : 0.0f;
+    for (int i = 0; i < 2; ++i) {
+      if (bias_values) bias[i] = float(bias_values[feature + 8 * i]);
+    }
     // One unrolled loop for each activation: the choice is made once a tile, not for every element.
     switch (kActivates ? activation : kNone) {
       case kRelu:
@@ -80,7 +85,7 @@ class DeferredStore {
     }
     if (thread_ == 0) {  // which is the one that reads them, too
       CUTE_UNROLL
-      for (int line = 0; line < kLines; ++line) staging_.first_feature[line] = first_features[line];
+      for (int line = 0; line < kLines; ++line) features_[line] = first_features[line];
     }
     first_token_ = first_token;
     pass_ = 0;
@@ -93,9 +98,10 @@ class DeferredStore {
       case 1:
         return store_pass<1>();
       case 2:
-        return store_pass<2>();
+        if constexpr (kPasses > 2) return store_pass<2>();
+        break;
       case 3:
-        return store_pass<3>();
+        if constexpr (kPasses > 3) return store_pass<3>();
     }
   }
 
@@ -121,9 +127,9 @@ class DeferredStore {
     const int lane = thread_ % 32;
     const int row = lane % 8 + lane / 16 * 8;
     const int feature = thread_ / 32 * 16 + lane / 8 % 2 * 8;
-    auto& buffer = staging_.tokens[kPass % 2];
+    auto& buffer = staging_.tokens[kPass % kBuffers];
     Element* line = buffer[feature / kSide];
-    if (thread_ == 0) cute::tma_store_wait<1>();  // the store that last read this buffer
+    if (thread_ == 0) cute::tma_store_wait<kBuffers - 1>();  // the store that last read this buffer
     cutlass::arch::NamedBarrier::sync(128, barrier_);
     CUTE_UNROLL
     for (int step = 0; step < kPassTokens / 16; ++step) {
@@ -138,8 +144,7 @@ class DeferredStore {
     if (thread_ == 0) {
       CUTE_UNROLL
       for (int i = 0; i < kLines; ++i) {
-        cute::SM90_TMA_STORE_2D::copy(output_map_, buffer[i], staging_.first_feature[i],
-                                      first_token_ + kPass * kPassTokens);
+        cute::SM90_TMA_STORE_2D::copy(output_map_, buffer[i], features_[i], first_token_ + kPass * kPassTokens);
       }
       cute::tma_store_arrive();
     }
@@ -147,6 +152,7 @@ class DeferredStore {
 
   const CUtensorMap* output_map_;
   Staging& staging_;
+  Features& features_;
   int passes_;
   int thread_;
   int barrier_;

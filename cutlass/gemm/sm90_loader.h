@@ -8,15 +8,16 @@
 
 namespace block_sparse::sm90 {
 
-// What the multiplying warps are told of a stage: the tile that it ends, and the parts (sm90_work.h) that it holds.
+// What the multiplying warps are told of a stage: which TileOutput is that of the tile that it ends, and the parts
+// (sm90_work.h) that it holds.
 struct StageControl {
-  static constexpr int kGoesOn = -2;  // in place of the tile: the stage does not end it
+  static constexpr int kGoesOn = -2;  // in place of the output: the stage does not end its tile
   static constexpr int kNoMoreTiles = -1;
 
   uint64_t word;
 
-  static CUTE_DEVICE uint64_t make(int tile, uint32_t parts) { return uint64_t(uint32_t(tile)) << 32 | parts; }
-  static CUTE_DEVICE int tile(uint64_t word) { return int(word >> 32); }
+  static CUTE_DEVICE uint64_t make(int output, uint32_t parts) { return uint64_t(uint32_t(output)) << 32 | parts; }
+  static CUTE_DEVICE int output(uint64_t word) { return int(word >> 32); }
   static CUTE_DEVICE uint32_t half_parts(uint64_t word, int half) {
     return uint32_t(word) >> (half * kPartsHalfBits) & kHalfPartsMask;
   }
@@ -37,13 +38,13 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
-    const int tile = load_shared(shared.box.tile);
-    const int first_token = params.raster.first_token(load_shared(shared.box.token_tile));
+    const int output = load_shared(shared.box.output);
+    const int first_token = load_shared(shared.box.first_token);
     const Item* items = params.work.items + load_shared(shared.box.first_item);
     const int listed = load_shared(shared.box.items);
     Item next = shared.box.head[lane];
     __syncwarp();
-    if (tile < 0) break;
+    if (output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
     const int count = max(listed, 1);
@@ -58,8 +59,8 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
         for (int c = 0; c < Work::kChunks; ++c) chunk[c] = __shfl_sync(~0u, mine.chunk[c], i);
         if (lane == 0) {
           shared.ring.wait_empty(at);
-          const int ends = base + i + 1 == count ? tile : StageControl::kGoesOn;
-          store_shared(shared.control[at.stage].word, StageControl::make(ends, parts));
+          const int ended = base + i + 1 == count ? output : StageControl::kGoesOn;
+          store_shared(shared.control[at.stage].word, StageControl::make(ended, parts));
           shared.ring.expect_bytes(at, __popc(parts >> kPartsChunkBit) * chunk_bytes);
           if (Work::kChunks == 2 && parts & kPartsAdjacent) {
             cute::SM90_TMA_LOAD_2D::copy(pair_map, shared.ring.full_address(at), kNoCacheHint, shared.input[at.stage],
@@ -95,12 +96,12 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<WideWork>& params,
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
-    const int tile = load_shared(shared.box.tile);
+    const int output = load_shared(shared.box.output);
     const Item* items = params.work.items + load_shared(shared.box.first_item);
     const int listed = load_shared(shared.box.items);
     Item next = shared.box.head[lane];
     __syncwarp();
-    if (tile < 0) break;
+    if (output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
     const int count = max(listed, 1);

@@ -15,10 +15,10 @@ CUTE_DEVICE void for_each_count(Visit visit) {
   }(std::make_integer_sequence<int, kMost>{});
 }
 
-// Run by one warpgroup; `thread` of its 128. `bias(feature)`: float, called with features of the output only.
-template <class Config, class Shared, class Bias>
+// Run by one warpgroup; `thread` of its 128.
+template <class Config, class Shared>
 CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config::Work>& params,
-                                const CUtensorMap* output_map, int half, int thread, Bias bias) {
+                                const CUtensorMap* output_map, int half, int thread) {
   using Element = typename Config::Element;
   using Work = typename Config::Work;
   using Mma = Mma64x256<Element, Config::kMajorA>;
@@ -36,7 +36,8 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
   const auto release = [&](int stage) {
     if (lane == 0) shared.ring.release(stage);
   };
-  DeferredStore<Element, kSide> store(output_map, shared.staging[half], params.raster.tile_tokens, thread, 1 + half);
+  typename Config::Store store(output_map, shared.staging[half], shared.store_features[half], params.raster.tile_tokens,
+                               thread, 1 + half);
   RingPosition at;
   uint64_t control;
   const auto wait_stage = [&] {
@@ -46,7 +47,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
 
   while (true) {
     wait_stage();
-    if (StageControl::tile(control) == StageControl::kNoMoreTiles) break;  // no matrix instruction is in flight here
+    if (StageControl::output(control) == StageControl::kNoMoreTiles) break;  // no matrix instruction is in flight here
     float accumulator[128];
     CUTE_UNROLL
     for (float& sum : accumulator) sum = 0;
@@ -97,7 +98,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
         release(stage);
       }
       at.advance(Config::kStages);
-      if (StageControl::tile(control) != StageControl::kGoesOn) break;
+      if (StageControl::output(control) != StageControl::kGoesOn) break;
       wait_stage();
     }
     cute::warpgroup_wait<0>();
@@ -106,10 +107,10 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
     if (busy >= 0) release(busy);
 
     while (store.pending()) store.store_next();  // what this tile's items left over
-    const auto place = params.raster(StageControl::tile(control));
-    store.template begin<!Config::kTransposed>(
-        accumulator, params.work.groups[place.group].first_feature + half * Work::kHalfLines, params.features,
-        params.raster.first_token(place.token_tile), bias, params.activation);
+    const auto& output = shared.outputs[StageControl::output(control)];
+    store.template begin<!Config::kTransposed>(accumulator, output.first_feature + half * Work::kHalfLines,
+                                               params.bias ? output.bias + half * kHalfOutputs : nullptr,
+                                               load_shared(output.first_token), params.activation);
   }
   store.finish();
 }

@@ -45,7 +45,7 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
   for (int turn = 0;; ++turn) {
     shared.box_full.wait(turn & 1);
     keep_loads_below();
-    const int tile = load_shared(shared.box.tile);
+    const int output = load_shared(shared.box.output);
     const Item* items = params.work.items + load_shared(shared.box.first_item);
     const int listed = load_shared(shared.box.items);
     // A window of 32 pieces, one a lane, and the next 32.
@@ -53,7 +53,7 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
     int window = load_shared(shared.box.pieces.head[half][lane]);
     Item next = shared.box.head[lane];
     __syncwarp();
-    if (tile < 0) break;
+    if (output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
     int passed = 0;  // pieces of the window that are loaded

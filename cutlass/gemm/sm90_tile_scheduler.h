@@ -81,12 +81,35 @@ struct TilePieces<NarrowWork<kSide>> {
 // them is what a loading warp would wait for.
 template <class Work>
 struct TileBox {
-  int tile;  // -1: no more
-  int token_tile;
+  int output;  // which TileOutput; -1: no more tiles
+  int first_token;
   int first_item;
   int items;
   typename Work::Item head[32];
   TilePieces<Work> pieces;
+};
+
+// What the multiplying warps need of a tile when they have done it: reading that then is what they would wait for.
+template <class Element, class Work>
+struct TileOutput {
+  int first_token;
+  int first_feature[Work::kGroupLines];
+  Element bias[kGroupOutputs];  // if any
+
+  // By a whole warp.
+  CUTE_DEVICE void fetch(const TaskParams<Work>& params, const TileRaster::Place& place, int lane) {
+    static_assert(Work::kGroupLines <= 32);
+    const int* features = params.work.groups[place.group].first_feature;
+    const int feature = lane < Work::kGroupLines ? features[lane] : 0;
+    if (lane < Work::kGroupLines) first_feature[lane] = feature;
+    if (lane == 0) first_token = params.raster.first_token(place.token_tile);
+    if (params.bias == nullptr) return;
+    CUTE_UNROLL
+    for (int output = lane; output < kGroupOutputs; output += 32) {
+      const int wanted = __shfl_sync(~0u, feature, output / Work::kSide) + output % Work::kSide;
+      bias[output] = wanted < params.features ? static_cast<const Element*>(params.bias)[wanted] : Element(0.0f);
+    }
+  }
 };
 
 template <class Work>
@@ -95,34 +118,38 @@ CUTE_DEVICE typename Work::Item fetch_item(const typename Work::Item* items, int
 }
 
 // Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start, or null.
-template <class Work, class Shared>
-CUTE_DEVICE void schedule_tiles(Shared& shared, const TileRaster& raster, const Work& work, int* counter, int lane) {
+template <class Config, class Shared>
+CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config::Work>& params, int lane) {
+  using Work = typename Config::Work;
+  const Work& work = params.work;
   int tile = blockIdx.x;
+  int output = 0;
   for (int turn = 0;; ++turn) {
-    const bool more = tile < raster.size();
+    const bool more = tile < params.raster.size();
     typename Work::Item item{};
     typename Work::Group group{};
-    TileRaster::Place place{};
     if (more) {
-      place = raster(tile);
+      const auto place = params.raster(tile);
       group = work.groups[place.group];
       item = fetch_item<Work>(work.items + group.first_item, group.items, lane);
+      shared.outputs[output].fetch(params, place, lane);
+      if (lane == 0) shared.box.first_token = params.raster.first_token(place.token_tile);
     }
     shared.box.head[lane] = item;
     shared.box.pieces.fetch(work, group, lane);
     if (lane == 0) {
-      shared.box.tile = more ? tile : -1;
-      shared.box.token_tile = place.token_tile;
+      shared.box.output = more ? output : -1;
       shared.box.first_item = group.first_item;
       shared.box.items = group.items;
     }
     __syncwarp();
     if (lane == 0) shared.box_full.arrive();
     if (!more) break;
+    output = output + 1 == Config::kTileOutputs ? 0 : output + 1;
     // Only when the loading warps have taken this tile: a tile claimed early is one that an idle thread block lacks.
     if (lane == 0) {
       shared.box_empty.wait(turn & 1);
-      tile = counter ? gridDim.x + atomicAdd(counter, 1) : raster.size();
+      tile = params.counter ? gridDim.x + atomicAdd(params.counter, 1) : params.raster.size();
     }
     __syncwarp();  // no lane writes into the box before lane 0 saw it empty
     tile = __shfl_sync(~0u, tile, 0);

@@ -73,9 +73,16 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, 
 template <class Element, bool kTransposed>
 const char* launch_sm90_direction(const DenseSparseProblem& problem, int* counter, int multiprocessors,
                                   cudaStream_t stream) {
+  // A tile leaves in passes behind the next tile's products: in few, if these are few.
+  constexpr int64_t kFewProducts = 10;  // of 64 x 64 elements of W
+  const Geometry& geometry = problem.geometry;
+  const int64_t products = geometry.nnz * geometry.block_height * geometry.block_width / (64 * 64);
+  const bool few = products <= kFewProducts * sm90::group_count(geometry, problem.direction);
   const auto launch_work = [&]<class Work>() {
-    return launch_sm90_config<sm90::BlockTaskConfig<Element, Work, kTransposed>>(problem, counter, multiprocessors,
-                                                                                 stream);
+    using FewPasses = sm90::BlockTaskConfig<Element, Work, kTransposed, 128>;
+    using ManyPasses = sm90::BlockTaskConfig<Element, Work, kTransposed, 64>;
+    return few ? launch_sm90_config<FewPasses>(problem, counter, multiprocessors, stream)
+               : launch_sm90_config<ManyPasses>(problem, counter, multiprocessors, stream);
   };
   switch (sm90::dense_sparse_side(problem.geometry)) {
     case 64:
