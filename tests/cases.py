@@ -178,7 +178,12 @@ TOKEN_CASES = [
 # A token tile of 256 that is not full, and features that the blocks divide: the Hopper kernels' own way.
 TAIL_CASES = [
     Case(shape, block, tokens=tokens)
-    for shape, block in (((192, 128), (64, 64)), ((256, 384), (128, 128)), ((192, 128), (32, 32)), ((128, 192), (16, 16)))
+    for shape, block in (
+        ((192, 128), (64, 64)),
+        ((256, 384), (128, 128)),
+        ((192, 128), (32, 32)),
+        ((128, 192), (16, 16)),
+    )
     for tokens in (1, 65, 129, 200, 257, 300, 511)
 ]
 DATA_CASES = [
