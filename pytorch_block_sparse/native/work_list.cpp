@@ -1,6 +1,7 @@
 #include "work_list.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdlib>
 #include <future>
@@ -192,8 +193,7 @@ void append_longest_first(Group* groups, const std::vector<int64_t>& time) {
   for (size_t i = 0; i < order.size(); ++i) groups[order.size() + i] = groups[order[i]];
 }
 
-// Two lines: chunks that both need come first; those of one line follow in turn, so that neither warpgroup falls
-// behind.
+// Two lines: one item a chunk, ascending (see order_chunks).
 void build_list(const DirectionView& view, const LineIndexView& index, const WideWork& work) {
   using Item = WideWork::Item;
   auto* groups = const_cast<WideWork::Group*>(work.groups);
@@ -201,7 +201,6 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Wid
   int64_t item_count = 0;
   std::vector<int64_t> time(view.groups());
   std::vector<Piece> first_line;
-  std::vector<Item> lone[2];
   for_each_line(view, index, [&](int64_t g, int line, int32_t feature, const std::vector<Piece>& pieces) {
     WideWork::Group& group = groups[g];
     group.first_feature[line] = feature;
@@ -211,25 +210,19 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Wid
       return;
     }
     group.first_item = int32_t(item_count);
-    for (auto& list : lone) list.clear();
     auto first = first_line.begin();
     auto second = pieces.begin();
     while (first != first_line.end() || second != pieces.end()) {
       if (second == pieces.end() || (first != first_line.end() && first->chunk < second->chunk)) {
-        lone[0].push_back({{first->chunk}, {first->number, -1}, 0});
+        items[item_count++] = {{first->chunk}, {first->number, -1}, 0};
         ++first;
       } else if (first == first_line.end() || second->chunk < first->chunk) {
-        lone[1].push_back({{second->chunk}, {-1, second->number}, 0});
+        items[item_count++] = {{second->chunk}, {-1, second->number}, 0};
         ++second;
       } else {
         items[item_count++] = {{first->chunk}, {first->number, second->number}, 0};
         ++first;
         ++second;
-      }
-    }
-    for (size_t i = 0; i < std::max(lone[0].size(), lone[1].size()); ++i) {
-      for (const auto& list : lone) {
-        if (i < list.size()) items[item_count++] = list[i];
       }
     }
     group.items = int32_t(item_count) - group.first_item;
@@ -244,29 +237,37 @@ struct NeededChunk {
   uint32_t mask[kHalves];  // bit part of the chunk * kHalfLines + line
 };
 
-// The order in which the chunks of a group become items. Where an item takes two, from anywhere: two that follow one
+// The order in which the chunks of a group, given by number, become items. Where an item takes two: two that follow one
 // another, since the copy engine takes as long for both as for one; then two that both halves need, then one of each
-// half, so that neither half has many items without work.
+// half, so that neither half has many items without work. Items then ascend by their first chunk, as all groups' do:
+// thread blocks which run side by side read the same tokens at about the same time, while these are in L2.
 template <class Work>
 void order_chunks(std::vector<NeededChunk>& chunks) {
   if constexpr (Work::kChunks == 2) {
-    std::vector<NeededChunk> adjacent, both, lone[kHalves];
+    std::vector<std::array<NeededChunk, 2>> items;
+    std::vector<NeededChunk> both, lone[kHalves], rest;
     for (size_t i = 0; i < chunks.size(); ++i) {
       const NeededChunk& needed = chunks[i];
       if (i + 1 < chunks.size() && chunks[i + 1].chunk == needed.chunk + 1) {
-        adjacent.insert(adjacent.end(), {needed, chunks[++i]});
+        items.push_back({needed, chunks[++i]});
       } else {
         (needed.mask[0] && needed.mask[1] ? both : lone[needed.mask[0] ? 0 : 1]).push_back(needed);
       }
     }
-    chunks = adjacent;
-    chunks.insert(chunks.end(), both.begin(), both.end() - both.size() % 2);
+    const auto join = [&](const std::vector<NeededChunk>& list) {
+      for (size_t i = 1; i < list.size(); i += 2) items.push_back({list[i - 1], list[i]});
+      return list.size() % 2 ? &list.back() : nullptr;
+    };
+    if (const NeededChunk* last = join(both)) rest.push_back(*last);
     const size_t pairs = std::min(lone[0].size(), lone[1].size());
-    for (size_t i = 0; i < pairs; ++i) {
-      for (const auto& list : lone) chunks.push_back(list[i]);
-    }
-    chunks.insert(chunks.end(), both.end() - both.size() % 2, both.end());
-    for (const auto& list : lone) chunks.insert(chunks.end(), list.begin() + pairs, list.end());
+    for (size_t i = 0; i < pairs; ++i) items.push_back({lone[0][i], lone[1][i]});
+    for (const auto& list : lone) rest.insert(rest.end(), list.begin() + pairs, list.end());
+    const NeededChunk* last = join(rest);
+
+    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a[0].chunk < b[0].chunk; });
+    chunks.clear();
+    for (const auto& item : items) chunks.insert(chunks.end(), item.begin(), item.end());
+    if (last) chunks.push_back(*last);
   }
 }
 
@@ -336,8 +337,9 @@ void build_list(const DirectionView& view, const LineIndexView& index, const Nar
       group.first_piece[h] = int32_t(piece_count);
       for (const NeededChunk& needed : chunks) {
         const Entry* entry = &entries[needed.first_entry] + (h ? std::popcount(needed.mask[0]) : 0);
-        for (int i = 0; i < std::popcount(needed.mask[h]); ++i)
+        for (int i = 0; i < std::popcount(needed.mask[h]); ++i) {
           listed[piece_count++] = int32_t(view.offset(entry[i].number));
+        }
       }
     }
     for (int64_t i = 0; i < group.items; ++i) time[g] += kItemTime + instruction_count<Work>(items[item_count + i]);
