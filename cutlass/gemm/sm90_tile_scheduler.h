@@ -17,6 +17,7 @@ struct TileRaster {
   int token_tiles;
   int groups;
   int strip;        // token tiles of a strip
+  int last_strip;   // and of the last one
   int tokens;       // T
   int tile_tokens;  // of a token tile, at most T
 
@@ -32,14 +33,15 @@ struct TileRaster {
   CUTE_DEVICE int first_token(int token_tile) const { return min(token_tile * tile_tokens, tokens - tile_tokens); }
 
   CUTE_DEVICE Place operator()(int tile) const {
-    const int strip_tiles = strip * groups;
-    const int first = tile / strip_tiles * strip;
-    const int rest = tile % strip_tiles;
-    const int width = min(strip, token_tiles - first);
+    const int before = token_tiles - last_strip;  // token tiles before the last strip
+    const int rest = tile - before * groups;
     // The last strip runs longest first, for balance. The others do not, lest all thread blocks load at one time and
     // store at another.
-    const bool last = first + strip >= token_tiles;
-    return {first + rest % width, rest / width + (last ? groups : 0)};
+    if (rest >= 0) return {before + rest % last_strip, groups + rest / last_strip};
+    const int strip_tiles = strip * groups;
+    const int first = tile / strip_tiles * strip;
+    const int width = min(strip, before - first);
+    return {first + tile % strip_tiles % width, tile % strip_tiles / width};
   }
 };
 

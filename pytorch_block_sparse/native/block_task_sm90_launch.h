@@ -31,7 +31,14 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, 
   // No box has more rows than there are tokens.
   const int tile_tokens = int(std::min<int64_t>(problem.tokens, Config::kTokens));
   const int store_tokens = std::min(tile_tokens, Config::kStoreTokens);
-  params.raster = {int(token_tiles), int(groups), int(std::min(Config::kStripTiles, token_tiles)), int(problem.tokens),
+  // Tiles that are started longest first: as many as run at a time or twice so, but no more token tiles than L2 holds.
+  const int64_t last_tiles = Config::kTransposed ? blocks : 2 * blocks;
+  const int64_t last_strip = std::max(Config::kStripTiles, (last_tiles + groups - 1) / groups);
+  params.raster = {int(token_tiles),
+                   int(groups),
+                   int(std::min(Config::kStripTiles, token_tiles)),
+                   int(std::min(last_strip, token_tiles)),
+                   int(problem.tokens),
                    tile_tokens};
   params.work = sm90::dense_sparse_work<Work>(geometry, problem.direction, problem.index.work_lists);
   params.counter = one_wave ? nullptr : counter;
