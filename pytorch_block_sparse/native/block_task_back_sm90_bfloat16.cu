@@ -3,7 +3,7 @@
 namespace block_sparse {
 
 const char* block_task_back_sm90_bfloat16(const BackSm90Call& call) {
-  return launch_back_sm90<cutlass::bfloat16_t>(call);
+  return launch_back_sm90<cutlass::bfloat16_t, cutlass::bfloat16_t, false>(call);
 }
 
 }  // namespace block_sparse

@@ -1,4 +1,4 @@
-// Between the Hopper weight gradient's launcher and its kernels, one a dtype. No CuTe header: compiled by the host
+// Between the Hopper weight gradient's launcher and its kernels. No CuTe header: compiled by the host
 // compiler.
 #pragma once
 
@@ -31,7 +31,11 @@ struct BackSm90Call {
   cudaStream_t stream;
 };
 
-const char* block_task_back_sm90_bfloat16(const BackSm90Call& call);
-const char* block_task_back_sm90_float16(const BackSm90Call& call);
+// One a .cu, because each takes a minute to compile: results of the operands' type or float32; paced or not.
+using BackSm90Family = const char*(const BackSm90Call&);
+BackSm90Family block_task_back_sm90_bfloat16, block_task_back_sm90_bfloat16_float32,
+    block_task_back_sm90_bfloat16_paced, block_task_back_sm90_bfloat16_float32_paced;
+BackSm90Family block_task_back_sm90_float16, block_task_back_sm90_float16_float32, block_task_back_sm90_float16_paced,
+    block_task_back_sm90_float16_float32_paced;
 
 }  // namespace block_sparse

@@ -2,6 +2,8 @@
 
 namespace block_sparse {
 
-const char* block_task_back_sm90_float16(const BackSm90Call& call) { return launch_back_sm90<cutlass::half_t>(call); }
+const char* block_task_back_sm90_float16(const BackSm90Call& call) {
+  return launch_back_sm90<cutlass::half_t, cutlass::half_t, false>(call);
+}
 
 }  // namespace block_sparse

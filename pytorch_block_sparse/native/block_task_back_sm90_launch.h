@@ -1,4 +1,4 @@
-// Launches block_task_back_sm90 for one operand type; each .cu instantiates the types it names.
+// Launches block_task_back_sm90 for one type of operands and results; each .cu instantiates what it names.
 #pragma once
 
 #include "block_task_back_sm90_call.h"
@@ -44,23 +44,11 @@ const char* launch_back_sm90_config(const BackSm90Call& call) {
 }
 
 template <class Element, class Result, bool kPaced>
-const char* launch_back_sm90_piece(const BackSm90Call& call) {
+const char* launch_back_sm90(const BackSm90Call& call) {
   const Geometry& geometry = call.problem.geometry;
   return back_piece(geometry.block_height, geometry.block_width) == 64
              ? launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 64, kPaced>>(call)
              : launch_back_sm90_config<BlockTaskBackSm90Config<Element, Result, 32, kPaced>>(call);
-}
-
-template <class Element, class Result>
-const char* launch_back_sm90_paced(const BackSm90Call& call) {
-  return call.plan.progress_bytes > 0 ? launch_back_sm90_piece<Element, Result, true>(call)
-                                      : launch_back_sm90_piece<Element, Result, false>(call);
-}
-
-template <class Element>
-const char* launch_back_sm90(const BackSm90Call& call) {
-  return call.problem.result_dtype == DType::kFloat32 ? launch_back_sm90_paced<Element, float>(call)
-                                                      : launch_back_sm90_paced<Element, Element>(call);
 }
 
 }  // namespace block_sparse

@@ -83,7 +83,15 @@ const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, voi
                           workspace,
                           next_ticket(),
                           stream};
-  return problem.dtype == DType::kBFloat16 ? block_task_back_sm90_bfloat16(call) : block_task_back_sm90_float16(call);
+  const bool paced = call.plan.progress_bytes > 0;
+  const bool float32 = problem.result_dtype == DType::kFloat32;
+  static constexpr BackSm90Family* kFamilies[2][2][2] = {
+      {{block_task_back_sm90_bfloat16, block_task_back_sm90_bfloat16_paced},
+       {block_task_back_sm90_bfloat16_float32, block_task_back_sm90_bfloat16_float32_paced}},
+      {{block_task_back_sm90_float16, block_task_back_sm90_float16_paced},
+       {block_task_back_sm90_float16_float32, block_task_back_sm90_float16_float32_paced}},
+  };
+  return kFamilies[problem.dtype == DType::kFloat16][float32][paced](call);
 }
 
 }  // namespace block_sparse
