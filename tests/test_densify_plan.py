@@ -42,8 +42,8 @@ def densifies(*arguments, **details):
 @each_operator
 def test_small_blocks_at_high_density_are_densified(operator):
     assert densifies(operator, 16, 0.5, hopper=False) and densifies(operator, 16, 1.0, hopper=False)
-    # Hopper's weight gradient is as fast as cuBLAS at high density.
-    assert densifies(operator, 16, 0.75) == densifies(operator, 16, 1.0) == (operator != "weight_grad")
+    # Hopper's own kernels take about as long as cuBLAS from density .5 on.
+    assert not densifies(operator, 16, 0.5) and not densifies(operator, 16, 0.75)
 
 
 @each_operator
@@ -106,7 +106,8 @@ def test_few_tokens_cost_what_reading_the_blocks_takes(operator, block, tokens):
 
 
 def test_scattering_pays_from_some_number_of_tokens_on():
-    chosen = [densifies("linear", 16, 0.5, (tokens, *LARGE[1:])) for tokens in (1, 64, 256, 1024, 4096, 16384)]
+    shapes = [(tokens, *LARGE[1:]) for tokens in (1, 64, 256, 1024, 4096, 16384)]
+    chosen = [densifies("linear", 16, 0.5, shape, hopper=False) for shape in shapes]
     assert chosen == sorted(chosen) and not chosen[0] and chosen[-1]
 
 
@@ -138,6 +139,8 @@ def test_choice_is_the_faster_plan_as_measured(path):
         tokens, in_features, out_features = row["shape"]
         if tokens <= DECODE_TOKENS and row["operator"] != "weight_grad" and row["dtype"] in ("bfloat16", "float16"):
             continue  # measured before the kernel for few tokens
+        if path == "sm90" and row["block"] < 64 and row["operator"] != "weight_grad":
+            continue  # measured before Hopper's kernel for large blocks took these, too
         shape = (tokens, out_features, in_features)
         chosen = densifies(row["operator"], row["block"], row["density"], shape, row["dtype"], hopper=path == "sm90")
         ours, best = row["densify_us" if chosen else "blocks_us"], min(row["blocks_us"], row["densify_us"])
