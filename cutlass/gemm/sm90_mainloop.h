@@ -59,7 +59,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
         const bool pair = Work::kChunks == 2 && uint32_t(control) & kPartsAdjacent;
         const uint32_t stage_pieces = pieces + stage * kPieceStep;
         const uint32_t stage_input = input + stage * kInputStep;
-        const uint32_t input_layout = pair ? kOperandLayout<kItemInputs> : kOperandLayout<Work::kChunkInputs>;
+        const uint32_t input_layout = pair ? operand_layout<kItemInputs>() : operand_layout<Work::kChunkInputs>();
         const uint32_t part_input = Work::kChunks == 1 || pair ? kPartInput : kChunkInput;
         // One straight line of instructions for each number of parts: a branch among them would serialise them.
         for_each_count<Work::kParts>([&](auto count) {
@@ -76,7 +76,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
               constexpr uint32_t kPieceInstruction = kInstructionStep<Config::kMajorA, kSide>;
               constexpr uint32_t kInputInstruction = kInstructionStep<MajorMode::K, kSide>;
               Mma::add_product(
-                  operand(kOperandLayout<kSide>, stage_pieces + part * kPartPieces + k * kPieceInstruction),
+                  operand(operand_layout<kSide>(), stage_pieces + part * kPartPieces + k * kPieceInstruction),
                   operand(input_layout, stage_input + part * part_input + k * kInputInstruction), accumulator);
             }
           }

@@ -24,11 +24,11 @@ CUTE_HOST_DEVICE constexpr int row_swizzle(int row) {
 // are M or N (K-major; any number of them), or K (MN-major; squares of kSide x kSide one after the other along M).
 // The lower word says where the tile is, in units of 16 bytes, the upper one how it is laid out.
 template <int kSide>
-constexpr uint32_t kOperandLayout = uint32_t(kSide == 64   ? 1
-                                             : kSide == 32 ? 2
-                                                           : 3)
-                                        << 30 |
-                                    8 * kSide * 2 / 16;  // from 8 rows to the next 8
+constexpr uint32_t operand_layout() {
+  constexpr uint32_t kSwizzle = kSide == 64 ? 1 : kSide == 32 ? 2 : 3;
+  constexpr uint32_t kRowGroupStride = 8 * kSide * 2 / 16;  // from 8 rows to the next 8
+  return kSwizzle << 30 | kRowGroupStride;
+}
 
 template <MajorMode kMajor, int kSide>
 CUTE_DEVICE uint32_t operand_place(uint32_t shared_address) {

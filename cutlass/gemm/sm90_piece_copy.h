@@ -80,7 +80,7 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
           const uint32_t to = target + at.stage * uint32_t(sizeof(shared.pieces[0]));
           CUTE_UNROLL
           for (int copy = 0; copy < kCopies; ++copy) {
-            const int rows = copy * kCopyRows;  // before this one's; the swizzle of `row` below kCopyRows is 0
+            const int rows = copy * kCopyRows;  // those before; `row`, below kCopyRows, leaves the swizzle as it is
             copy_async_or_zero((to ^ row_swizzle<kSide>(rows) * 16) + rows * kSide * sizeof(Element), from, present);
             from += copy_step;
           }

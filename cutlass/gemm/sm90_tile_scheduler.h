@@ -53,7 +53,7 @@ struct TaskParams {
   int* counter;        // zero at the launch; null where a thread block has one tile
   const void* values;  // a matrix [nnz * bh, bw]
   int row_elements;    // bw
-  int pieces_per_row;  // of 64
+  int pieces_per_row;  // of `values`
   int features;        // O (forward) or I
   const void* bias;    // [features] or null
   EpilogueActivation activation;
