@@ -167,9 +167,9 @@ PatternIndex check_index(const Tensor& index, const Geometry& geometry, const Te
 // What runs a product of aligned operands. `hopper`: whether Hopper's kernels may.
 [[maybe_unused]] Kernel kernel_of(const Product& product, bool hopper) {
   const Direction direction = product.op == Operator::kForward ? Direction::kForward : Direction::kInputGradient;
-  const bool decodes = product.op != Operator::kWeightGradient &&
-                       decode_serves(direction, product.dtype, product.geometry, product.tokens);
-  return decodes ? Kernel::kDecode : hopper ? Kernel::kHopper : Kernel::kPortable;
+  const bool decode = product.op != Operator::kWeightGradient &&
+                      decode_serves(direction, product.dtype, product.geometry, product.tokens);
+  return choose_kernel(direction, product.geometry, product.tokens, decode, hopper);
 }
 
 // A tensor [..., F] as rows [T, F] that are contiguous each: a view where the strides allow it, else one copy.

@@ -80,9 +80,8 @@ void dense_sparse(const DenseSparseProblem& problem) {
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
   const bool forward = problem.direction == Direction::kForward;
   const bool hopper = hopper_path() && block_task_sm90_serves(problem);
-  const bool decode = block_task_decode_serves(problem) &&
-                      !(hopper && !decode_beats_hopper(problem.direction, problem.geometry, problem.tokens));
-  const Kernel kernel = decode ? Kernel::kDecode : hopper ? Kernel::kHopper : Kernel::kPortable;
+  const Kernel kernel =
+      choose_kernel(problem.direction, problem.geometry, problem.tokens, block_task_decode_serves(problem), hopper);
   if (runs_densified(problem, forward ? Operator::kForward : Operator::kInputGradient, problem.activation, kernel)) {
     return;
   }

@@ -18,9 +18,11 @@ bool decode_serves(Direction direction, DType dtype, const Geometry& geometry, i
          geometry.block_height * geometry.block_width < kMostBlockElements;
 }
 
-bool decode_beats_hopper(Direction direction, const Geometry& geometry, int64_t tokens) {
+Kernel choose_kernel(Direction direction, const Geometry& geometry, int64_t tokens, bool decode, bool hopper) {
   constexpr int64_t kMostTokensOf16 = 48;
-  return direction == Direction::kInputGradient || geometry.block_height % 32 == 0 || tokens <= kMostTokensOf16;
+  const bool of_16 = direction == Direction::kForward && geometry.block_height % 32 != 0;
+  if (decode && !(hopper && of_16 && tokens > kMostTokensOf16)) return Kernel::kDecode;
+  return hopper ? Kernel::kHopper : Kernel::kPortable;
 }
 
 DecodePlan plan_decode(Direction direction, const Geometry& geometry, int64_t tokens, int multiprocessors) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "problem.h"
+#include "product.h"
 
 namespace block_sparse {
 
@@ -10,10 +11,10 @@ constexpr int64_t kMostDecodeTokens = 64;
 // Whether it serves a product of 16-byte aligned values.
 bool decode_serves(Direction direction, DType dtype, const Geometry& geometry, int64_t tokens);
 
-// Whether it takes less time than Hopper's kernel, which on the H200 is so (4096 to 14336 features, density .25:
-// forward 11 to 20 µs for 20 to 29, input gradient 15 to 44 for 45 to 103) but for many tokens and blocks of 16 (42 for
-// 35).
-bool decode_beats_hopper(Direction direction, const Geometry& geometry, int64_t tokens);
+// Which kernel runs a product, of those that serve it. The one for few tokens takes less time than Hopper's, which on
+// the H200 is so (4096 to 14336 features, density .25: forward 11 to 20 µs for 20 to 29, input gradient 15 to 44 for 45
+// to 103) but for the forward of many tokens in blocks of 16 (42 for 35).
+Kernel choose_kernel(Direction direction, const Geometry& geometry, int64_t tokens, bool decode, bool hopper);
 
 // A thread block computes `rows` features of a line for `token_tiles` x 8 tokens.
 struct DecodeTile {
