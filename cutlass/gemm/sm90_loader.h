@@ -36,22 +36,18 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
   const uint32_t chunk_bytes = params.raster.tile_tokens * Work::kChunkInputs * sizeof(typename Config::Element);
   RingPosition at;
   for (int turn = 0;; ++turn) {
-    shared.box_full.wait(turn & 1);
-    keep_loads_below();
-    const int output = load_shared(shared.box.output);
-    const int first_token = load_shared(shared.box.first_token);
-    const Item* items = params.work.items + load_shared(shared.box.first_item);
-    const int listed = load_shared(shared.box.items);
-    Item next = shared.box.head[lane];
-    __syncwarp();
-    if (output < 0) break;
+    int first_token;
+    const auto tile =
+        take_tile(shared, params.work, turn, lane, [&] { first_token = load_shared(shared.box.first_token); });
+    if (tile.output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
-    const int count = max(listed, 1);
+    Item next = tile.head;
+    const int count = tile.count();
     for (int base = 0; base < count; base += 32) {
       const Item mine = next;
       const uint32_t my_parts = mine.parts();
-      if (base + 32 < count) next = fetch_item<Work>(items, listed, base + 32 + lane);
+      if (base + 32 < count) next = fetch_item<Work>(tile.items, tile.listed, base + 32 + lane);
       for (int i = 0; i < min(32, count - base); ++i) {
         const uint32_t parts = __shfl_sync(~0u, my_parts, i);
         int chunk[Work::kChunks];
@@ -59,7 +55,7 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
         for (int c = 0; c < Work::kChunks; ++c) chunk[c] = __shfl_sync(~0u, mine.chunk[c], i);
         if (lane == 0) {
           shared.ring.wait_empty(at);
-          const int ended = base + i + 1 == count ? output : StageControl::kGoesOn;
+          const int ended = base + i + 1 == count ? tile.output : StageControl::kGoesOn;
           store_shared(shared.control[at.stage].word, StageControl::make(ended, parts));
           shared.ring.expect_bytes(at, __popc(parts >> kPartsChunkBit) * chunk_bytes);
           if (Work::kChunks == 2 && parts & kPartsAdjacent) {
@@ -94,22 +90,17 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<WideWork>& params,
   using Item = WideWork::Item;
   RingPosition at;
   for (int turn = 0;; ++turn) {
-    shared.box_full.wait(turn & 1);
-    keep_loads_below();
-    const int output = load_shared(shared.box.output);
-    const Item* items = params.work.items + load_shared(shared.box.first_item);
-    const int listed = load_shared(shared.box.items);
-    Item next = shared.box.head[lane];
-    __syncwarp();
-    if (output < 0) break;
+    const auto tile = take_tile(shared, params.work, turn, lane, [] {});
+    if (tile.output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
-    const int count = max(listed, 1);
+    Item next = tile.head;
+    const int count = tile.count();
     for (int base = 0; base < count; base += 32) {
       const int piece = next.pieces[half];
       const int piece_row = piece / params.pieces_per_row * WideWork::kSide;
       const int piece_column = piece % params.pieces_per_row * WideWork::kSide;
-      if (base + 32 < count) next = fetch_item<WideWork>(items, listed, base + 32 + lane);
+      if (base + 32 < count) next = fetch_item<WideWork>(tile.items, tile.listed, base + 32 + lane);
       for (int i = 0; i < min(32, count - base); ++i) {
         const int row = __shfl_sync(~0u, piece_row, i);
         const int column = __shfl_sync(~0u, piece_column, i);

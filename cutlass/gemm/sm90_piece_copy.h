@@ -13,12 +13,6 @@ CUTE_DEVICE void copy_async_or_zero(uint32_t shared_address, const void* source,
                : "memory");
 }
 
-// The calling thread arrives on `barrier` once its copies so far have landed.
-CUTE_DEVICE void arrive_after_copies(FullBarrier& barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
-               : "memory");
-}
-
 // Run by one warp. A few lanes copy each of the half's places for a piece.
 template <class Config, class Shared, int kSide>
 CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>& params, const CUtensorMap*, int half,
@@ -43,25 +37,23 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
   uint32_t zeros = 0;  // bit s: what this lane copies of stage s is zero
   RingPosition at;
   for (int turn = 0;; ++turn) {
-    shared.box_full.wait(turn & 1);
-    keep_loads_below();
-    const int output = load_shared(shared.box.output);
-    const Item* items = params.work.items + load_shared(shared.box.first_item);
-    const int listed = load_shared(shared.box.items);
     // A window of 32 pieces, one a lane, and the next 32.
-    const int32_t* pieces = params.work.pieces + load_shared(shared.box.pieces.first_piece[half]) + lane;
-    int window = load_shared(shared.box.pieces.head[half][lane]);
-    Item next = shared.box.head[lane];
-    __syncwarp();
-    if (output < 0) break;
+    const int32_t* pieces;
+    int window;
+    const auto tile = take_tile(shared, params.work, turn, lane, [&] {
+      pieces = params.work.pieces + load_shared(shared.box.pieces.first_piece[half]) + lane;
+      window = load_shared(shared.box.pieces.head[half][lane]);
+    });
+    if (tile.output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
+    Item next = tile.head;
     int passed = 0;  // pieces of the window that are loaded
     int next_window = *(pieces += 32);
-    const int count = max(listed, 1);
+    const int count = tile.count();
     for (int base = 0; base < count; base += 32) {
       const uint32_t my_mask = next.half_mask(half);
-      if (base + 32 < count) next = fetch_item<Work>(items, listed, base + 32 + lane);
+      if (base + 32 < count) next = fetch_item<Work>(tile.items, tile.listed, base + 32 + lane);
       for (int i = 0; i < min(32, count - base); ++i) {
         const uint32_t mask = __shfl_sync(~0u, my_mask, i);
         const int mine = passed + __popc(mask & before);
@@ -85,7 +77,7 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
             from += copy_step;
           }
         }
-        arrive_after_copies(shared.ring.full[at.stage]);
+        cutlass::arch::cpasync_barrier_arrive_noinc(shared.ring.full_address(at));
         passed += __popc(mask);
         if (window_ends) {
           passed -= 32;

@@ -119,6 +119,35 @@ CUTE_DEVICE typename Work::Item fetch_item(const typename Work::Item* items, int
   return i < count ? items[i] : Work::empty_item();
 }
 
+// A tile as a loading warp takes it from the box.
+template <class Work>
+struct TakenTile {
+  using Item = typename Work::Item;
+
+  int output;  // -1: there was none
+  const Item* items;
+  int listed;
+  Item head;  // this lane's of the first 32
+
+  CUTE_DEVICE int count() const { return max(listed, 1); }
+};
+
+// Run by a whole loading warp for its tile number `turn`. `read_more()` reads what else it wants of the box; if there
+// was a tile, one lane then arrives on `box_empty`.
+template <class Work, class Shared, class ReadMore>
+CUTE_DEVICE TakenTile<Work> take_tile(Shared& shared, const Work& work, int turn, int lane, ReadMore read_more) {
+  shared.box_full.wait(turn & 1);
+  keep_loads_below();
+  TakenTile<Work> tile;
+  tile.output = load_shared(shared.box.output);
+  tile.items = work.items + load_shared(shared.box.first_item);
+  tile.listed = load_shared(shared.box.items);
+  read_more();
+  tile.head = shared.box.head[lane];
+  __syncwarp();
+  return tile;
+}
+
 // Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start, or null.
 template <class Config, class Shared>
 CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config::Work>& params, int lane) {
