@@ -6,6 +6,7 @@
 #include "cuda_launch.h"
 #include "decode_plan.h"
 #include "gemm/block_task_decode.h"
+#include "line_index.h"
 
 namespace block_sparse {
 
@@ -21,9 +22,7 @@ const char* launch_decode_config(const DenseSparseProblem& problem, int warps, c
   const int block_k = int(kTransposed ? geometry.block_height : geometry.block_width);
 
   BlockTaskDecodeParams params{};
-  params.index = kTransposed
-                     ? LineIndex{problem.index.ccol_indices, problem.index.row_indices, problem.index.col_slots}
-                     : LineIndex{problem.index.crow_indices, problem.index.col_indices, problem.index.row_slots};
+  params.index = line_index(problem.index, kTransposed);
   params.line_order = line_order;
   params.warps = cutlass::FastDivmod(warps);
   params.pieces =

@@ -4,6 +4,7 @@
 #include "cuda_launch.h"
 #include "cuda_tiles.h"
 #include "gemm/block_task.h"
+#include "line_index.h"
 
 namespace block_sparse {
 
@@ -26,8 +27,7 @@ const char* launch_block_task_config(const DenseSparseProblem& problem, const in
   const Geometry& geometry = problem.geometry;
   const bool transposed = Config::kTransposed;
   BlockTaskParams params{};
-  params.index = transposed ? LineIndex{problem.index.ccol_indices, problem.index.row_indices, problem.index.col_slots}
-                            : LineIndex{problem.index.crow_indices, problem.index.col_indices, problem.index.row_slots};
+  params.index = line_index(problem.index, transposed);
   params.line_order = line_order;
   params.lines = int(transposed ? geometry.grid_cols() : geometry.grid_rows());
   params.block_elements = geometry.block_height * geometry.block_width;
