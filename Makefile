@@ -51,8 +51,8 @@ SANITIZERS = memcheck racecheck
 gpu-test:
 	$(MAKE) build PYTHON=python3
 	PYTHONPATH=. $(GPU_PYTEST) tests/test_operators.py tests/test_covering.py tests/test_autograd.py \
-	    tests/test_opcheck.py tests/test_decode.py tests/test_linear.py tests/test_matrix.py tests/test_main_grad.py tests/test_densify.py \
-	    tests/test_cuda.py
+	    tests/test_opcheck.py tests/test_linear.py tests/test_matrix.py tests/test_main_grad.py tests/test_densify.py \
+	    tests/test_decode.py tests/test_cuda.py
 	$(MAKE) -j2 $(SANITIZERS)
 
 # racecheck follows an mbarrier thread by thread. The Hopper kernels' warps hand data over by one lane's arrival behind a

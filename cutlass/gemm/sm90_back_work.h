@@ -113,8 +113,8 @@ constexpr int back_splits(float tile_ns, int quads, int limit) {
 constexpr int kBackMaxSplits = 32;
 
 constexpr int kBackPaceSteps = 32;  // stages from one look to the next, a power of two
-constexpr int kBackPaceBlocks =
-    128;  // thread blocks that publish how far they are (sm90_back_pace.h); others only look
+// Thread blocks that publish how far they are (sm90_back_pace.h); others only look.
+constexpr int kBackPaceBlocks = 128;
 
 // Floats of one warpgroup's partial sums.
 constexpr int64_t back_partial_floats(int largest_quads) { return int64_t(64 * 64) * largest_quads; }
