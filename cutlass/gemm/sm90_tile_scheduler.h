@@ -5,11 +5,10 @@
 
 #include "gemm/epilogue_function.h"
 #include "gemm/sm90_ring.h"
+#include "gemm/sm90_tile_counter.h"
 #include "gemm/sm90_work.h"
 
 namespace block_sparse::sm90 {
-
-constexpr int64_t kMostTiles = (int64_t(1) << 28) - 1;  // of a launch
 
 // Tiles in the order in which they are started: strips of a few token tiles; within a strip groups outer, token tiles
 // inner, so that thread blocks which run together read the same pieces and few tokens.
@@ -50,7 +49,7 @@ template <class Work>
 struct TaskParams {
   TileRaster raster;
   Work work;
-  int* counter;        // zero at the launch; null where a thread block has one tile
+  TileCounter counter;
   const void* values;  // a matrix [nnz * bh, bw]
   int row_elements;    // bw
   int pieces_per_row;  // of `values`
@@ -148,15 +147,16 @@ CUTE_DEVICE TakenTile<Work> take_tile(Shared& shared, const Work& work, int turn
   return tile;
 }
 
-// Run by one warp. Tiles after a thread block's first come from a counter of this launch, zero at its start, or null.
+// Run by one warp.
 template <class Config, class Shared>
 CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config::Work>& params, int lane) {
   using Work = typename Config::Work;
   const Work& work = params.work;
+  const int tiles = params.raster.size();
   int tile = blockIdx.x;
   int output = 0;
   for (int turn = 0;; ++turn) {
-    const bool more = tile < params.raster.size();
+    const bool more = tile < tiles;
     typename Work::Item item{};
     typename Work::Group group{};
     if (more) {
@@ -177,10 +177,11 @@ CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config
     if (lane == 0) shared.box_full.arrive();
     if (!more) break;
     output = output + 1 == Config::kTileOutputs ? 0 : output + 1;
-    // Only when the loading warps have taken this tile: a tile claimed early is one that an idle thread block lacks.
     if (lane == 0) {
+      if (turn == 0) params.counter.open(tiles);  // while the first tile is loaded
+      // Only when the loading warps have taken this tile: a tile claimed early is one that an idle thread block lacks.
       shared.box_empty.wait(turn & 1);
-      tile = params.counter ? gridDim.x + atomicAdd(params.counter, 1) : params.raster.size();
+      tile = params.counter.take(tiles);
     }
     __syncwarp();  // no lane writes into the box before lane 0 saw it empty
     tile = __shfl_sync(~0u, tile, 0);

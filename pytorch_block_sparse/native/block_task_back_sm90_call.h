@@ -14,6 +14,8 @@ namespace block_sparse {
 // Below this many tokens no tile is cut: neither partial sums nor counters are needed.
 constexpr int64_t kBackMinSplitTokens = 1024;
 
+constexpr int kBackTicketBits = 56;  // of a counter (sm90_back_partial.h)
+
 struct BackSm90Plan {
   int thread_blocks;
   size_t counter_bytes;   // a multiple of 256; 0: no tile is cut

@@ -3,7 +3,7 @@
 
 namespace block_sparse {
 
-const char* block_task_sm90_bfloat16(const DenseSparseProblem& problem, int* counter, int multiprocessors,
+const char* block_task_sm90_bfloat16(const DenseSparseProblem& problem, uint64_t* counter, int multiprocessors,
                                      cudaStream_t stream) {
   return launch_block_task_sm90_element<cutlass::bfloat16_t>(problem, counter, multiprocessors, stream);
 }

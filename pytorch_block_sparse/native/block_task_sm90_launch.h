@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda_launch.h"
+#include "cuda_launch_ticket.h"
 #include "cuda_tensor_map.h"
 #include "gemm/block_task_sm90.h"
 #include "work_list.h"
@@ -11,7 +12,7 @@
 namespace block_sparse {
 
 template <class Config>
-const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, int multiprocessors,
+const char* launch_sm90_config(const DenseSparseProblem& problem, uint64_t* counter, int multiprocessors,
                                cudaStream_t stream) {
   using Work = typename Config::Work;
   const Geometry& geometry = problem.geometry;
@@ -22,10 +23,6 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, 
   const int64_t tiles = token_tiles * groups;
   if (tiles > sm90::kMostTiles) return "block_sparse: the output has 2^28 tiles or more";
   const int64_t blocks = std::min(tiles, int64_t(multiprocessors));
-  const bool one_wave = blocks == tiles;
-  if (!one_wave) {
-    if (cudaError_t status = cudaMemsetAsync(counter, 0, sizeof(int), stream)) return status_message(status);
-  }
 
   sm90::TaskParams<Work> params{};
   // No box has more rows than there are tokens.
@@ -41,7 +38,7 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, 
                    int(problem.tokens),
                    tile_tokens};
   params.work = sm90::dense_sparse_work<Work>(geometry, problem.direction, problem.index.work_lists);
-  params.counter = one_wave ? nullptr : counter;
+  if (blocks < tiles) params.counter = {counter, next_ticket(sm90::kTicketBits)};
   params.values = problem.values;
   params.row_elements = int(geometry.block_width);
   params.pieces_per_row = int(geometry.block_width / Work::kSide);
@@ -78,7 +75,7 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, int* counter, 
 }
 
 template <class Element, bool kTransposed>
-const char* launch_sm90_direction(const DenseSparseProblem& problem, int* counter, int multiprocessors,
+const char* launch_sm90_direction(const DenseSparseProblem& problem, uint64_t* counter, int multiprocessors,
                                   cudaStream_t stream) {
   // A tile leaves in passes behind the next tile's products: in few, if these are few.
   constexpr int64_t kFewProducts = 10;  // of 64 x 64 elements of W
@@ -102,7 +99,7 @@ const char* launch_sm90_direction(const DenseSparseProblem& problem, int* counte
 }
 
 template <class Element>
-const char* launch_block_task_sm90_element(const DenseSparseProblem& problem, int* counter, int multiprocessors,
+const char* launch_block_task_sm90_element(const DenseSparseProblem& problem, uint64_t* counter, int multiprocessors,
                                            cudaStream_t stream) {
   return problem.direction == Direction::kForward
              ? launch_sm90_direction<Element, false>(problem, counter, multiprocessors, stream)

@@ -1,11 +1,10 @@
 // The host side of the Hopper weight gradient, declared in cuda_kernels.h.
 #include <algorithm>
-#include <atomic>
-#include <random>
 
 #include "block_task_back_sm90_call.h"
 #include "cuda_kernels.h"
 #include "cuda_launch.h"
+#include "cuda_launch_ticket.h"
 #include "work_list.h"
 #include "work_list_back.h"
 
@@ -43,18 +42,6 @@ bool rows_serve_tma(const void* base, int64_t stride) {
   return rows_aligned(base, stride, 2) && stride < (int64_t(1) << 39);
 }
 
-// 56 bits that no earlier launch of the process had. They begin at random, so that other data left in the workspace is
-// not taken for a ticket.
-uint64_t next_ticket() {
-  constexpr uint64_t kMask = (uint64_t(1) << 56) - 1;
-  static std::atomic<uint64_t> last{[] {
-    std::random_device random;
-    return uint64_t(random()) << 32 | random();
-  }()};
-  const uint64_t ticket = ++last & kMask;
-  return ticket != 0 ? ticket : ++last & kMask;
-}
-
 }  // namespace
 
 bool block_task_back_sm90_serves(const SparseSupportProblem& problem) {
@@ -77,12 +64,9 @@ const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, voi
                                         const DeviceProperties& device, cudaStream_t stream) {
   if (!block_task_back_sm90_serves(problem))
     return "block_sparse: the Hopper weight gradient does not serve this problem";
-  const BackSm90Call call{problem,
-                          plan_back_sm90(problem, device),
-                          back_work(problem.geometry, problem.index.work_lists),
-                          workspace,
-                          next_ticket(),
-                          stream};
+  const int32_t* work = back_work(problem.geometry, problem.index.work_lists);
+  const uint64_t ticket = next_ticket(kBackTicketBits);
+  const BackSm90Call call{problem, plan_back_sm90(problem, device), work, workspace, ticket, stream};
   const bool paced = call.plan.progress_bytes > 0;
   const bool float32 = problem.result_dtype == DType::kFloat32;
   static constexpr BackSm90Family* kFamilies[2][2][2] = {

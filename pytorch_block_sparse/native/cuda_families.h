@@ -17,8 +17,9 @@ using BlockTaskFamily = const char*(const DenseSparseProblem&, const int32_t* li
 BlockTaskFamily block_task_bfloat16, block_task_float16, block_task_tf32, block_task_3xtf32,
     block_task_3xtf32_two_levels;
 
-// Hopper. `counter`: device int that the launch clears.
-using BlockTaskSm90Family = const char*(const DenseSparseProblem&, int* counter, int multiprocessors, cudaStream_t);
+// Hopper. `counter`: a word of the device's memory that belongs to the launch, with anything in it.
+using BlockTaskSm90Family = const char*(const DenseSparseProblem&, uint64_t* counter, int multiprocessors,
+                                        cudaStream_t);
 BlockTaskSm90Family block_task_sm90_bfloat16, block_task_sm90_float16;
 
 // Few tokens.

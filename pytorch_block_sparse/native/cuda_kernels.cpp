@@ -148,7 +148,7 @@ const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* work
                                    cudaStream_t stream) {
 #ifdef BLOCK_SPARSE_WITH_SM90A
   auto* family = problem.dtype == DType::kBFloat16 ? block_task_sm90_bfloat16 : block_task_sm90_float16;
-  return family(problem, static_cast<int*>(workspace), device.multiprocessors, stream);
+  return family(problem, static_cast<uint64_t*>(workspace), device.multiprocessors, stream);
 #else
   return "block_sparse: built without the Hopper kernels";
 #endif

@@ -35,8 +35,8 @@ const char* launch_block_task_decode(const DenseSparseProblem& problem, void* wo
 // lists, block sides of multiples of 16, 2-byte elements, and 16-byte aligned rows.
 bool block_task_sm90_serves(const DenseSparseProblem& problem);
 
-// `workspace`: kBlockTaskSm90Workspace bytes that belong to this launch, 16-byte aligned.
-constexpr size_t kBlockTaskSm90Workspace = 16;
+// `workspace`: kBlockTaskSm90Workspace bytes that belong to this launch, 8-byte aligned, with anything in them.
+constexpr size_t kBlockTaskSm90Workspace = 8;
 const char* launch_block_task_sm90(const DenseSparseProblem& problem, void* workspace, const DeviceProperties& device,
                                    cudaStream_t stream);
 
