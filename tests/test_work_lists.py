@@ -18,6 +18,7 @@ PATTERNS = {
     "full": lambda: BlockPattern.random((256, 384), 1.0, (128, 128)),
     "tall blocks": lambda: BlockPattern.random((768, 512), 0.4, (192, 64)),
     "wide blocks": lambda: BlockPattern.random((576, 512), 0.4, (64, 128)),
+    "tiles of both orientations": lambda: BlockPattern.random((4096, 4096), 0.25, (128, 128)),
     "one block": lambda: BlockPattern.random((320, 192), nnz=1, block_shape=(64, 64)),
     "no block": lambda: BlockPattern.random((320, 192), nnz=0, block_shape=(64, 64)),
     "ragged edge": lambda: BlockPattern.random((300, 200), 0.5, (64, 64)),
@@ -205,11 +206,12 @@ def test_the_weight_gradients_tiles_cover_every_block_once(name):
     cell = piece if height % 32 == 0 and width % 32 == 0 else 16
     per_strip, per_band = piece // cell, 64 // piece
     tiles, room, most_quads = work[:3].tolist()
-    covered = set()
+    covered, orientations = set(), set()
     end = 8 + 2 * tiles
     for offset, word in work[8:end].reshape(tiles, 2).tolist():
         transposed, lines, strips, counts, start = tile_shape(word)
         assert offset == end
+        orientations.add(transposed)
         names = work[offset : offset + (lines + strips + 1) // 2].view(np.uint16)[: lines + strips].astype(int)
         end = offset + (lines + strips + 1) // 2
         assert max(counts[0], start + counts[1]) == strips
@@ -228,6 +230,7 @@ def test_the_weight_gradients_tiles_cover_every_block_once(name):
                 block = pattern.block_coords[slots[along_m, along_n]].tolist()
                 assert block == [row * cell // height, col * cell // width]
     assert end <= len(work)
+    assert len(orientations) == (2 if name == "tiles of both orientations" else 1)
     assert len(covered) == pattern.nnz * (height // cell) * (width // cell)
 
 

@@ -1,7 +1,8 @@
 // From the accumulators of the Hopper weight gradient to the blocks of dW.
 //
-// A warpgroup's 64 x N results are cut into fragments of 16 x 16, one a warp at a time. A fragment lies in one stored
-// block or in none, and its 16 rows of 32 bytes are written by one 16-byte store a lane.
+// A warpgroup's 64 x N results are cut into fragments of 16 features of M by 32 of N (16 where blocks may be that
+// narrow), one a warp at a time. A fragment lies in one stored block or in none, and is written by 16-byte stores: rows
+// of 64 bytes, or 32.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -49,13 +50,13 @@ struct BackEpilogueParams {
 template <class Config>
 struct BackDestination {
   int32_t slot = -1;       // -1: not stored
-  uint32_t n_feature = 0;  // first of the fragment's 16 features of N
+  uint32_t n_feature = 0;  // first of the fragment's features of N
   uint32_t m_feature;      // first of the warp's 16 features of M
 
   // Loads only: the arithmetic waits for the epilogue, when the data has long arrived.
   CUTE_DEVICE BackDestination(const int32_t* record, const BackTileShape& shape, int warpgroup, int cell) {
     constexpr int kPiece = Config::kPiece;
-    const int column = threadIdx.x % 32 * 16, warp = threadIdx.x / 32 % 4;
+    const int column = threadIdx.x % 32 * Config::kFragmentColumns, warp = threadIdx.x / 32 % 4;
     const auto* strips = reinterpret_cast<const uint16_t*>(record);
     const int line = shape.first_line(warpgroup, kPiece) + warp * 16 / kPiece;
     m_feature = __ldg(strips + line) * kPiece + warp * 16 % kPiece;
@@ -73,6 +74,7 @@ struct BackDestination {
 template <class Config>
 class BackEpilogue {
   using Result = typename Config::Result;
+  static constexpr int kSums = Config::kFragmentColumns / 2;  // of a fragment, a lane
 
   Result* result_;
   int64_t offset_;  // of the fragment with this lane's number, -1: not stored
@@ -95,13 +97,15 @@ class BackEpilogue {
   // `sums`: fragment `fragment` of N as WGMMA leaves it: sums[4 j + 2 i] and its neighbour are row 8 i + lane / 4,
   // columns 8 j + 2 (lane % 4) and one more. Whole warps call.
   template <bool kTransposed, bool kAccumulate>
-  CUTE_DEVICE void store(float (&sums)[8], int fragment) const {
+  CUTE_DEVICE void store(float (&sums)[kSums], int fragment) const {
     const int64_t offset = __shfl_sync(~0u, offset_, fragment);
     if (offset < 0) return;
-    if constexpr (sizeof(Result) == 2) {
-      store_narrow<kTransposed, kAccumulate>(sums, result_ + offset);
+    Result* corner = result_ + offset;
+    if constexpr (sizeof(Result) != 2) {
+      store_wide<kTransposed, kAccumulate>(sums, corner);
     } else {
-      store_wide<kTransposed, kAccumulate>(sums, result_ + offset);
+      CUTE_UNROLL
+      for (int part = 0; part < kSums / 8; ++part) store_narrow<kTransposed, kAccumulate>(sums, part, corner);
     }
   }
 
@@ -109,48 +113,59 @@ class BackEpilogue {
   CUTE_DEVICE bool accumulates() const { return accumulate_; }
 
  private:
-  // The lanes of a quad write row lane / 4 of the upper eight rows (left, right half), then of the lower eight. The
-  // word that goes to lane `position` of the quad comes from these sums; in a transposed tile rows are N.
+  // A part is what one store a lane writes, four words of two results. The lanes of a quad write four pieces of row
+  // lane / 4 of eight rows, `part`, side by side; or, where there are but two or in a transposed tile, whose rows are
+  // N, two (left, right) of the upper eight of 16 rows, then two of the lower. The word that goes to lane `position` of
+  // the quad comes from these sums.
   template <bool kTransposed>
-  CUTE_DEVICE static constexpr int sum_index(int position) {
-    return kTransposed ? 2 * position : 4 * (position & 1) + 2 * (position >> 1);
+  CUTE_DEVICE static constexpr int sum_index(int part, int position) {
+    if (kTransposed) return 8 * part + 2 * position;
+    return kSums == 16 ? 4 * position + 2 * part : 4 * (position & 1) + 2 * (position >> 1);
+  }
+
+  template <bool kTransposed>
+  CUTE_DEVICE uint4* address(Result* corner, int part) const {
+    const int lane = threadIdx.x % 32, position = lane % 4;
+    const bool wide = !kTransposed && kSums == 16;
+    const int row = wide ? 8 * part + lane / 4 : 16 * part + 8 * (position >> 1) + lane / 4;
+    return reinterpret_cast<uint4*>(corner + row * block_width_ + 8 * (wide ? position : position & 1));
   }
 
   template <bool kTransposed, bool kAccumulate>
-  CUTE_DEVICE void store_narrow(float (&sums)[8], Result* corner) const {
-    const int lane = threadIdx.x % 32, position = lane % 4;
-    auto* address =
-        reinterpret_cast<uint4*>(corner + (8 * (position >> 1) + lane / 4) * block_width_ + 8 * (position & 1));
+  CUTE_DEVICE void store_narrow(float (&sums)[kSums], int part, Result* corner) const {
+    const int lane = threadIdx.x % 32;
+    uint4* to = address<kTransposed>(corner, part);
     uint32_t words[4];
     if constexpr (kAccumulate) {
-      const uint4 before = __ldcg(address);
+      const uint4 before = __ldcg(to);
       words[0] = before.x, words[1] = before.y, words[2] = before.z, words[3] = before.w;
       transpose_quad(words, lane);
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {
         if constexpr (kTransposed) words[i] = transpose_8x8(words[i]);
         const auto pair = reinterpret_cast<const cutlass::Array<Result, 2>&>(words[i]);
-        sums[sum_index<kTransposed>(i)] += float(pair[0]);
-        sums[sum_index<kTransposed>(i) + 1] += float(pair[1]);
+        sums[sum_index<kTransposed>(part, i)] += float(pair[0]);
+        sums[sum_index<kTransposed>(part, i) + 1] += float(pair[1]);
       }
     }
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const cutlass::Array<float, 2> pair{sums[sum_index<kTransposed>(i)], sums[sum_index<kTransposed>(i) + 1]};
+      const int at = sum_index<kTransposed>(part, i);
+      const cutlass::Array<float, 2> pair{sums[at], sums[at + 1]};
       const auto packed = cutlass::NumericArrayConverter<Result, float, 2>::convert(pair);
       words[i] = reinterpret_cast<const uint32_t&>(packed);
       if constexpr (kTransposed) words[i] = transpose_8x8(words[i]);
     }
     transpose_quad(words, lane);
-    // Not `*address = `, which the compiler cuts into four words here, at 12 µs a tile; nor __stwb, which it leaves as
-    // a function, so that WGMMA is serialised.
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+    // Not `*to = `, which the compiler cuts into four words here, at 12 µs a tile; nor __stwb, which it leaves as a
+    // function, so that WGMMA is serialised.
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                  "r"(words[3])
                  : "memory");
   }
 
   template <bool kTransposed, bool kAccumulate>
-  CUTE_DEVICE void store_wide(float (&sums)[8], Result* corner) const {
+  CUTE_DEVICE void store_wide(float (&sums)[kSums], Result* corner) const {
     const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     // sums[4 j + 2 i + k]
     const auto address = [&](int j, int i, int k) {
@@ -159,9 +174,9 @@ class BackEpilogue {
     };
     if constexpr (kAccumulate) {
       // All loads come before the first store: the compiler cannot move them there.
-      float before[8];
+      float before[kSums];
       CUTE_UNROLL
-      for (int at = 0; at < 8; at += kTransposed ? 1 : 2) {
+      for (int at = 0; at < kSums; at += kTransposed ? 1 : 2) {
         const float* from = address(at / 4, at / 2 % 2, at % 2);
         if constexpr (kTransposed) {
           before[at] = __ldcg(from);
@@ -171,10 +186,10 @@ class BackEpilogue {
         }
       }
       CUTE_UNROLL
-      for (int at = 0; at < 8; ++at) sums[at] += before[at];
+      for (int at = 0; at < kSums; ++at) sums[at] += before[at];
     }
     CUTE_UNROLL
-    for (int at = 0; at < 8; at += kTransposed ? 1 : 2) {
+    for (int at = 0; at < kSums; at += kTransposed ? 1 : 2) {
       float* to = address(at / 4, at / 2 % 2, at % 2);
       if constexpr (kTransposed) {
         *to = sums[at];
@@ -187,11 +202,12 @@ class BackEpilogue {
 
 template <class Config, bool kTransposed, bool kAccumulate, int kSize>
 CUTE_DEVICE void back_store_as(const float (&accumulator)[kSize], const BackEpilogue<Config>& epilogue) {
+  constexpr int kSums = Config::kFragmentColumns / 2;
   CUTE_UNROLL
-  for (int fragment = 0; fragment < kSize / 8; ++fragment) {
-    float sums[8];
+  for (int fragment = 0; fragment < kSize / kSums; ++fragment) {
+    float sums[kSums];
     CUTE_UNROLL
-    for (int i = 0; i < 8; ++i) sums[i] = accumulator[8 * fragment + i];
+    for (int i = 0; i < kSums; ++i) sums[i] = accumulator[kSums * fragment + i];
     epilogue.template store<kTransposed, kAccumulate>(sums, fragment);
   }
 }

@@ -1,7 +1,7 @@
 // The loading warps of the Hopper weight gradient: TMA copies of the strips of dy and x into the ring's stages.
 //
-// A stage is an array of strips, each [kStageTokens, piece] elements in the swizzle that WGMMA reads as an MN-major
-// operand. Four warps issue the copies, one strip a lane: one warp is too slow for that many small boxes.
+// A stage is an array of strips, each [tokens of a stage, piece] elements in the swizzle that WGMMA reads as an
+// MN-major operand. Four warps issue the copies, one strip a lane: one warp is too slow for that many small boxes.
 #pragma once
 
 #include <cuda.h>
@@ -41,7 +41,7 @@ struct BackLoader {
   // each other.
   template <class... Pace>
   CUTE_DEVICE void run(const BackSchedule& schedule, typename Config::Barriers& barriers, uint8_t* stages_base,
-                       int stages, int stage_bytes, int thread, Pace&... pace) const {
+                       const BackStages& stages, int thread, Pace&... pace) const {
     const int lane = thread % 32, warp = thread / 32;
     const int index = lane * kLoadingWarps + warp;  // neighbouring strips go to different warps
     RingPosition at;
@@ -53,16 +53,16 @@ struct BackLoader {
       Strip next = current;
       if (next_item.tile >= 0) next = strip(next_item.tile, index);
       // A warp without strips arrives as well: else it could fall a lap behind and wait for ever.
-      const int warp_bytes = (current.loaded + kLoadingWarps - 1 - warp) / kLoadingWarps * Config::kStripBytes;
-      for (int step = item.first_step; step < item.last_step; ++step, at.advance(stages)) {
+      const int warp_bytes = (current.loaded + kLoadingWarps - 1 - warp) / kLoadingWarps * stages.strip_bytes;
+      for (int step = item.first_step; step < item.last_step; ++step, at.advance(stages.count)) {
         (pace.step(), ...);
         barriers.wait_empty(at);
         if (lane == 0) barriers.expect_bytes(at, warp_bytes);
         if (current.feature >= 0) {
           cute::SM90_TMA_LOAD_2D::copy(current.operand, barriers.full_address(at),
                                        uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-                                       stages_base + at.stage * stage_bytes + index * Config::kStripBytes,
-                                       current.feature, step * Config::kStageTokens);
+                                       stages_base + at.stage * stages.bytes + index * stages.strip_bytes,
+                                       current.feature, step * stages.tokens);
         }
       }
       item = next_item;

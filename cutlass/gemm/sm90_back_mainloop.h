@@ -7,7 +7,7 @@
 #include <cute/arch/mma_sm90.hpp>
 #include <utility>
 
-#include "gemm/sm90_back_work.h"
+#include "gemm/sm90_back_schedule.h"
 #include "gemm/sm90_ring.h"
 
 namespace block_sparse {
@@ -24,23 +24,29 @@ CUTE_DEVICE void back_multiply(uint64_t a, uint64_t b, float (&accumulator)[kSiz
   BackMma<Element, kQuads>::fma(a, b, accumulator[kFirst + kIndex]...);
 }
 
-// Shared-memory descriptors, in units of 16 bytes, of a warpgroup's operands in stage 0. Strips are `strip_bytes`
-// apart.
-template <int kPiece>
-CUTE_DEVICE uint64_t back_descriptor(uint32_t shared_address, int strip_bytes) {
-  constexpr uint64_t kSwizzle = kPiece == 64 ? 1 : 2;      // 128 or 64 bytes: a strip's row
-  constexpr uint64_t kStrideOffset = 8 * kPiece * 2 / 16;  // eight tokens
-  return kSwizzle << 62 | kStrideOffset << 32 | uint64_t(strip_bytes >> 4) << 16 | (shared_address & 0x3FFFF) >> 4;
+// Shared-memory descriptors, in units of 16 bytes, of a warpgroup's operands. Their low word: the address and the
+// distance of strips, which are `strip_bytes` long. A word, because sums of words need half the registers.
+CUTE_DEVICE uint32_t back_operand_place(uint32_t shared_address, int strip_bytes) {
+  return uint32_t(strip_bytes >> 4) << 16 | (shared_address & 0x3FFFF) >> 4;
 }
 
-// Adds `steps` stages into the accumulator. A stage is released once the WGMMAs of the stage after it are under way.
-template <class Config, int kQuads>
+template <int kPiece>
+CUTE_DEVICE uint64_t back_operand(uint32_t place) {
+  constexpr uint64_t kSwizzle = kPiece == 64 ? 1 : 2;      // 128 or 64 bytes: a strip's row
+  constexpr uint64_t kStrideOffset = 8 * kPiece * 2 / 16;  // eight tokens
+  return kSwizzle << 62 | kStrideOffset << 32 | place;
+}
+
+// Adds `steps` stages of kTokens tokens into the accumulator. A stage is released once the WGMMAs of the stage after it
+// are under way.
+template <class Config, int kQuads, int kTokens>
 CUTE_DEVICE void back_mainloop(float (&accumulator)[32 * kQuads], typename Config::Barriers& barriers, RingPosition& at,
-                               int stages, int stage_bytes, uint64_t a_base, uint64_t b_base, int steps) {
+                               const BackStages& stages, uint32_t a, uint32_t b, int steps) {
   using Element = typename Config::Element;
   // One WGMMA takes at most 256 of the N side; 320 and 384 go as two.
   constexpr int kQuads0 = kQuads <= 4 ? kQuads : 3, kQuads1 = kQuads - kQuads0;
-  constexpr uint64_t kSecond = kQuads0 * (64 / Config::kPiece) * (Config::kStripBytes >> 4);
+  constexpr uint32_t kSecond = kQuads0 * (64 / Config::kPiece) * (kTokens * Config::kPiece * 2 >> 4);
+  const auto operand = [](uint32_t place) { return back_operand<Config::kPiece>(place); };
   const bool releases = threadIdx.x % 32 == 0;
   int previous = 0;
   CUTE_UNROLL
@@ -48,15 +54,15 @@ CUTE_DEVICE void back_mainloop(float (&accumulator)[32 * kQuads], typename Confi
 #pragma unroll 4  // so that the next stage's descriptors are under way while the tensor cores work
   for (int step = 0; step < steps; ++step) {
     barriers.wait_full(at);
-    const uint32_t stage_offset = at.stage * (stage_bytes >> 4);
+    const uint32_t stage_offset = at.stage * (stages.bytes >> 4);
     cute::warpgroup_arrive();
     CUTE_UNROLL
-    for (int k = 0; k < Config::kStageTokens / 16; ++k) {
-      const uint64_t offset = stage_offset + k * (2 * Config::kPiece);
-      back_multiply<Element, kQuads0, 0>(a_base + offset, b_base + offset, accumulator,
+    for (int k = 0; k < kTokens / 16; ++k) {
+      const uint32_t offset = stage_offset + k * (2 * Config::kPiece);
+      back_multiply<Element, kQuads0, 0>(operand(a + offset), operand(b + offset), accumulator,
                                          std::make_integer_sequence<int, 32 * kQuads0>{});
       if constexpr (kQuads1 > 0) {
-        back_multiply<Element, kQuads1, 32 * kQuads0>(a_base + offset, b_base + offset + kSecond, accumulator,
+        back_multiply<Element, kQuads1, 32 * kQuads0>(operand(a + offset), operand(b + offset + kSecond), accumulator,
                                                       std::make_integer_sequence<int, 32 * kQuads1>{});
       }
     }
@@ -64,7 +70,7 @@ CUTE_DEVICE void back_mainloop(float (&accumulator)[32 * kQuads], typename Confi
     cute::warpgroup_wait<1>();
     if (step > 0 && releases) barriers.release(previous);
     previous = at.stage;
-    at.advance(stages);
+    at.advance(stages.count);
   }
   cute::warpgroup_wait<0>();
   if (releases) barriers.release(previous);
@@ -72,9 +78,9 @@ CUTE_DEVICE void back_mainloop(float (&accumulator)[32 * kQuads], typename Confi
 
 // A warpgroup without work in the tile only releases the stages.
 template <class Config>
-CUTE_DEVICE void back_skip(typename Config::Barriers& barriers, RingPosition& at, int stages, int steps) {
+CUTE_DEVICE void back_skip(typename Config::Barriers& barriers, RingPosition& at, const BackStages& stages, int steps) {
   const bool releases = threadIdx.x % 32 == 0;
-  for (int step = 0; step < steps; ++step, at.advance(stages)) {
+  for (int step = 0; step < steps; ++step, at.advance(stages.count)) {
     barriers.wait_full(at);
     if (releases) barriers.release(at.stage);
   }

@@ -11,9 +11,17 @@
 
 namespace block_sparse {
 
+// How the list's strips share out the ring.
+struct BackStages {
+  int count;
+  int tokens;  // of a stage
+  int strip_bytes;
+  int bytes;  // of a stage
+};
+
 struct BackItem {
   int tile;            // in the list's order; -1: nothing left
-  int first_step;      // stages of kStageTokens tokens
+  int first_step;      // stages of tokens
   int last_step;       // exclusive
   int part;            // which token range of the tile
   int last_wave_tile;  // the tile's number in the last wave

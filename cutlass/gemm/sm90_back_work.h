@@ -29,7 +29,6 @@ namespace block_sparse {
 
 constexpr int kBackHeaderWords = 8;
 constexpr int kBackWarpgroups = 2;
-constexpr int kBackStageTokens = 32;
 constexpr int kBackM = 64;        // features of a warpgroup's M side
 constexpr int kBackMaxQuads = 6;  // a *quad* is 64 features of a warpgroup's N side: the accumulator holds 64 x 384
 
@@ -40,6 +39,12 @@ constexpr int back_piece(int64_t block_height, int64_t block_width) {
 constexpr int back_cell(int64_t block_height, int64_t block_width) {
   return block_height % 32 == 0 && block_width % 32 == 0 ? back_piece(block_height, block_width) : 16;
 }
+
+// Tokens of a stage. Where the copy engine has few strips to copy, twice as long boxes are faster; where it has fewer
+// yet, the first products would have to wait for them.
+constexpr int back_stage_tokens(bool long_stages) { return long_stages ? 64 : 32; }
+constexpr bool back_long_stages(int stage_strips, int piece) { return stage_strips * piece == 4 * 64; }
+constexpr int kBackLongStageQuads = 2;  // of a warpgroup, at most, in a list of long stages
 
 // M-side strips of one warpgroup.
 constexpr int back_lines(int piece) { return kBackM / piece; }
@@ -85,10 +90,9 @@ constexpr int back_record_words(const BackTileShape& shape, int piece, int cell)
   return back_slots_offset(shape, 1, piece, cell) + (kBackM / cell) * shape.count[1] * (piece / cell);
 }
 
-// Nanoseconds that a tile takes per token on the H200: the tensor cores (a quad is 64 x 64 multiply-adds) or the copy
-// engine, whose rate is per row of a box, so that a strip of 32 features costs more than half a strip of 64. Fitted, as
-// the constants of native/work_list_back.cpp, to 560 measured lists (two shapes, three densities, all tile sizes). A
-// stage takes 130 ns however little is in it.
+// Nanoseconds that a tile takes per token on the H200, if it has memory to itself (native/work_list_back_model.cpp
+// knows better): the tensor cores (a quad is 64 x 64 multiply-adds) or the copy engine, whose rate is per row of a box,
+// so that a strip of 32 features costs more than half a strip of 64. Tiles are ordered and cut by it.
 constexpr float back_token_ns(int quads, int loaded, int piece) {
   const float tensor = 1.44f * float(quads), copy = (piece == 64 ? 1.26f : 0.77f) * float(loaded);
   const float slower = tensor > copy ? tensor : copy;

@@ -21,13 +21,14 @@ struct BackSm90Plan {
   size_t counter_bytes;   // a multiple of 256; 0: no tile is cut
   size_t progress_bytes;  // likewise; 0: thread blocks need not wait for each other
   size_t partial_bytes;
-  int window;  // how far they may be apart, in stages
+  int window;  // how far they may be apart, in tokens
 };
 
 struct BackSm90Call {
   const SparseSupportProblem& problem;
   BackSm90Plan plan;
   const int32_t* work;
+  int64_t work_words;
   void* workspace;
   uint64_t ticket;  // tells this launch's counters from whatever the workspace held before
   cudaStream_t stream;

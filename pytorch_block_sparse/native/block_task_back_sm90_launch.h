@@ -12,21 +12,24 @@ template <class Config>
 const char* launch_back_sm90_config(const BackSm90Call& call) {
   const SparseSupportProblem& problem = call.problem;
   const Geometry& geometry = problem.geometry;
-  CUtensorMap input, output_gradient;
-  if (const char* message =
-          encode_tensor_map({problem.dtype, problem.input, problem.tokens, geometry.in_features, problem.input_stride,
-                             Config::kStageTokens, Config::kPiece, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
-                            &input)) {
-    return message;
-  }
-  if (const char* message = encode_tensor_map(
-          {problem.dtype, problem.output_gradient, problem.tokens, geometry.out_features,
-           problem.output_gradient_stride, Config::kStageTokens, Config::kPiece, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
-          &output_gradient)) {
-    return message;
+  BackOperandMaps maps;
+  for (int i = 0; i < 2; ++i) {
+    if (const char* message =
+            encode_tensor_map({problem.dtype, problem.input, problem.tokens, geometry.in_features, problem.input_stride,
+                               back_stage_tokens(i), Config::kPiece, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
+                              &maps.input[i])) {
+      return message;
+    }
+    if (const char* message = encode_tensor_map(
+            {problem.dtype, problem.output_gradient, problem.tokens, geometry.out_features,
+             problem.output_gradient_stride, back_stage_tokens(i), Config::kPiece, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
+            &maps.output_gradient[i])) {
+      return message;
+    }
   }
   BlockTaskBackSm90Params params{};
   params.work = call.work;
+  params.work_words = call.work_words;
   params.tokens = int(problem.tokens);
   params.may_split = call.plan.counter_bytes > 0;
   params.ticket = call.ticket;
@@ -40,7 +43,7 @@ const char* launch_back_sm90_config(const BackSm90Call& call) {
   params.epilogue = {problem.values_gradient, int(geometry.block_height), int(geometry.block_width),
                      back_cell(geometry.block_height, geometry.block_width), problem.accumulate};
   return launch(block_task_back_sm90<Config>, dim3(call.plan.thread_blocks), Config::kThreads, Config::kSharedBytes,
-                call.stream, input, output_gradient, params);
+                call.stream, maps, params);
 }
 
 template <class Element, class Result, bool kPaced>

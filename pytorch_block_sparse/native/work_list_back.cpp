@@ -4,20 +4,11 @@
 #include <cstring>
 #include <vector>
 
+#include "work_list_back_model.h"
 #include "work_list_back_order.h"
 
 namespace block_sparse {
 namespace {
-
-// The list is the same for every device and every number of tokens; tile sizes are weighed for these.
-constexpr float kTokens = 8192.f;
-constexpr float kLaunchNs = 5000.f;
-constexpr float kTileNs = 400.f;  // to start and to store a tile
-
-// Nanoseconds per token that a wave's strips take together: all that are loaded, on the way from L2, and the distinct
-// ones, on the way to it. Strips of 64 and of 32 features.
-constexpr float loaded_ns(int piece) { return piece == 64 ? 1.06f / kBackThreadBlocks : 0.81f / kBackThreadBlocks; }
-constexpr float distinct_ns(int piece) { return piece == 64 ? 0.028f : 0.019f; }
 
 constexpr int64_t kMaxStrips = 65535;  // their numbers have 16 bits
 constexpr int64_t kFewTiles = 1024;    // lists up to this length may have tiles below full size
@@ -39,75 +30,33 @@ int64_t tile_limit(const BackTiling& tiling) {
                   std::max(kFewTiles, 2 * bands + divide_up(tiling.max_pieces, back_max_strips(tiling.piece))));
 }
 
-struct Candidate {
-  const Orientation* orientation = nullptr;
-  const BandPairs* pairs = nullptr;
-  int capacity = 0;
-  std::vector<Tile> tiles() const { return cut_tiles(*pairs, orientation->piece, capacity); }
-};
-
-// Nanoseconds that the tiles take together: every wave its costliest tile, or the strips of all its tiles.
-float predict_ns(const Candidate& candidate, const std::vector<Tile>& tiles) {
-  const int piece = candidate.orientation->piece;
-  const Bands& bands = candidate.orientation->bands;
-  const std::vector<int32_t> order = costliest_first(tiles, piece);
-  const int per_band = back_lines(piece);
-  std::vector<int64_t> seen[2];  // the last wave that used a strip of N, of M
-  seen[0].assign(kMaxStrips + 1, -1), seen[1].assign(kMaxStrips + 1, -1);
-  float total = kLaunchNs;
-  const int64_t count = int64_t(tiles.size());
-  for (int64_t first = 0, wave = 0; first < count; first += kBackThreadBlocks, ++wave) {
-    const int64_t last = std::min<int64_t>(first + kBackThreadBlocks, count);
-    int64_t distinct = 0, loaded = 0;
-    const auto see = [&](int side, int32_t strip) {
-      distinct += seen[side][strip] != wave;
-      seen[side][strip] = wave;
-    };
-    for (int64_t i = first; i < last; ++i) {
-      const Tile& tile = tiles[order[i]];
-      loaded += tile.lines(piece) + tile.strips();
-      for (int w = 0; w < 2; ++w) {
-        for (int line = 0; line < per_band; ++line) see(1, bands.lines[tile.band[w] * per_band + line]);
-        for (int strip = 0; strip < tile.count[w]; ++strip) {
-          see(0, bands.strip[candidate.pairs->entries[tile.begin[w] + strip]]);
-        }
-      }
-    }
-    const BackTileShape costliest = tiles[order[first]].shape(piece, false);
-    const float tile_ns = kTokens * back_token_ns(costliest.quads(piece), costliest.loaded(), piece);
-    const int limit = int(std::min<int64_t>(kBackThreadBlocks / (last - first), kBackMaxSplits));
-    const int splits = back_splits(tile_ns, costliest.quads(piece), limit);
-    const float strips_ns = kTokens * (loaded_ns(piece) * float(loaded) + distinct_ns(piece) * float(distinct));
-    total += std::max(tile_ns / float(splits), strips_ns) + back_split_ns(costliest.quads(piece), splits) + kTileNs;
-  }
-  return total;
-}
-
-// What the model misses, measured: lists of the operand with more features are gathered from more places, and where two
-// bands of 32-feature lines meet, their lists disagree too much for the copy engine.
-float correction(const Candidate& candidate, const BackTiling& tiling) {
-  const bool paired = candidate.pairs == &candidate.orientation->paired;
-  const bool transposed = candidate.orientation->transposed;  // N runs along dy
-  const bool gathers_larger =
-      transposed ? tiling.piece_rows > tiling.piece_columns : tiling.piece_columns > tiling.piece_rows;
-  return (gathers_larger ? 1.06f : 1.f) * (paired && candidate.orientation->piece == 32 ? 1.06f : 1.f);
-}
-
-Candidate best_candidate(const Orientation (&orientations)[2], const BackTiling& tiling) {
+// The fastest list by the model. `rest`: where its second source lives.
+TileList best_list(const Orientation (&orientations)[2], const PieceGrid& grid, Orientation& rest) {
+  const BackTiling& tiling = grid.tiling;
   const int piece = tiling.piece, largest = 2 * back_max_strips(piece), step = 64 / piece;
   const bool few = tiling.max_pieces <= kManyTiles * largest;
   const int64_t limit = tile_limit(tiling);
-  Candidate best;
-  float best_ns = 0.f;
+  TileList best;
+  float best_time = 0.f;
+  Orientation rest_now;
+  const auto consider = [&](TileList&& list) {
+    if (int64_t(list.tiles.size()) > limit) return false;
+    const float time = predict_back_time(list, tiling);
+    if (!best.tiles.empty() && time >= best_time) return false;
+    best = std::move(list), best_time = time;
+    return true;
+  };
   for (const Orientation& orientation : orientations) {
-    for (const BandPairs* pairs : {&orientation.single, &orientation.paired}) {
+    for (const bool paired : {false, true}) {
+      const TileSource source{&orientation, paired};
       for (int capacity = largest; capacity >= (few ? step : largest); capacity -= step) {
-        if (pairs == &orientation.paired && capacity % (2 * step) != 0) continue;
-        const Candidate candidate{&orientation, pairs, capacity};
-        const std::vector<Tile> tiles = candidate.tiles();
-        if (int64_t(tiles.size()) > limit) break;
-        const float ns = predict_ns(candidate, tiles) * correction(candidate, tiling);
-        if (best.pairs == nullptr || ns < best_ns) best = candidate, best_ns = ns;
+        if (paired && capacity % (2 * step) != 0) continue;
+        consider({{source, {}}, cut_tiles(source, capacity)});
+        if (!few || !tiling.pairs_strips) continue;  // others do not gain
+        std::vector<Tile> tiles = cut_full_tiles(source, capacity, grid, rest_now);
+        if (rest_now.bands.size() == 0 || !consider({{source, {&rest_now, paired}}, std::move(tiles)})) continue;
+        rest = std::move(rest_now);
+        best.sources[1].orientation = &rest;
       }
     }
   }
@@ -116,16 +65,17 @@ Candidate best_candidate(const Orientation (&orientations)[2], const BackTiling&
 
 class ListWriter {
  public:
-  ListWriter(const PieceGrid& grid, const Candidate& candidate, int32_t* work)
-      : grid_(grid), candidate_(candidate), work_(work), piece_(grid.tiling.piece), cell_(grid.tiling.cell) {}
+  ListWriter(const PieceGrid& grid, const TileList& list, int32_t* work)
+      : grid_(grid), list_(list), work_(work), piece_(grid.tiling.piece), cell_(grid.tiling.cell) {}
 
-  void write(const std::vector<Tile>& tiles) {
+  void write() {
+    const std::vector<Tile>& tiles = list_.tiles;
     const std::vector<int32_t> order = order_tiles(tiles, piece_);
     int64_t at = kBackHeaderWords + 2 * int64_t(tiles.size());
     int stage_strips = 0, largest_quads = 0;
     for (size_t i = 0; i < order.size(); ++i) {
       const Tile& tile = tiles[order[i]];
-      const BackTileShape shape = tile.shape(piece_, candidate_.orientation->transposed);
+      const BackTileShape shape = list_.shape(tile);
       stage_strips = std::max(stage_strips, shape.loaded());
       for (int w = 0; w < 2; ++w) {
         const int quads = shape.quads(w, piece_);
@@ -143,15 +93,17 @@ class ListWriter {
   }
 
  private:
+  const TileSource& source(const Tile& tile) const { return list_.sources[tile.source]; }
+
   // Both warpgroups' own strips around those that both use: warpgroup 0 takes the common ones last, 1 takes them first.
   int32_t entry(const Tile& tile, int warpgroup, int strip) const {
     const int own = tile.count[0] - tile.common;
     if (warpgroup == 0) strip = strip < own ? strip + tile.common : strip - own;
-    return candidate_.pairs->entries[tile.begin[warpgroup] + strip];
+    return source(tile).pairs().entries[tile.begin[warpgroup] + strip];
   }
 
   void write_record(const Tile& tile, const BackTileShape& shape, int32_t* record) const {
-    const Bands& bands = candidate_.orientation->bands;
+    const Bands& bands = source(tile).orientation->bands;
     const int per_band = back_lines(piece_), cells = piece_ / cell_;
     auto* strips = reinterpret_cast<uint16_t*>(record);
     for (int w = 0; w < 2; ++w) {
@@ -167,7 +119,8 @@ class ListWriter {
           const int32_t number = bands.piece[at * per_band + line];
           for (int row = 0; row < cells; ++row) {
             for (int column = 0; column < cells; ++column) {
-              slots[(line * cells + row) * columns + strip * cells + column] = slot(number, row, column);
+              slots[(line * cells + row) * columns + strip * cells + column] =
+                  slot(number, row, column, shape.transposed);
             }
           }
         }
@@ -177,16 +130,16 @@ class ListWriter {
   }
 
   // Of a cell, by its place along M and along N.
-  int32_t slot(int32_t number, int along_m, int along_n) const {
+  int32_t slot(int32_t number, int along_m, int along_n, bool transposed) const {
     if (number < 0) return -1;
     const int cells = piece_ / cell_;
-    const int row = candidate_.orientation->transposed ? along_n : along_m;
-    const int column = candidate_.orientation->transposed ? along_m : along_n;
+    const int row = transposed ? along_n : along_m;
+    const int column = transposed ? along_m : along_n;
     return grid_.slots[(int64_t(number) * cells + row) * cells + column];
   }
 
   const PieceGrid& grid_;
-  const Candidate& candidate_;
+  const TileList& list_;
   int32_t* work_;
   const int piece_;
   const int cell_;
@@ -212,8 +165,9 @@ void build_back_work(const Geometry& geometry, const PatternIndex& index, int32_
   if (!is_served(geometry)) return;
   const PieceGrid grid(geometry, index);
   const Orientation orientations[2] = {orient(grid, false), orient(grid, true)};
-  const Candidate best = best_candidate(orientations, grid.tiling);
-  ListWriter(grid, best, work).write(best.tiles());
+  Orientation rest;
+  const TileList best = best_list(orientations, grid, rest);
+  ListWriter(grid, best, work).write();
 }
 
 }  // namespace block_sparse

@@ -88,7 +88,8 @@ BackTiling::BackTiling(const Geometry& geometry)
     : piece(back_piece(geometry.block_height, geometry.block_width)),
       cell(back_cell(geometry.block_height, geometry.block_width)),
       piece_rows(divide_up(geometry.grid_rows() * geometry.block_height, piece)),
-      piece_columns(divide_up(geometry.grid_cols() * geometry.block_width, piece)) {
+      piece_columns(divide_up(geometry.grid_cols() * geometry.block_width, piece)),
+      pairs_strips(geometry.block_height % (2 * piece) == 0 && geometry.block_width % (2 * piece) == 0) {
   // Also where a block starts in the middle of a piece: then its side is an odd number of cells.
   const int64_t pieces_of_block = divide_up(geometry.block_height, piece) * divide_up(geometry.block_width, piece);
   max_pieces = std::min(geometry.nnz * pieces_of_block, piece_rows * piece_columns);

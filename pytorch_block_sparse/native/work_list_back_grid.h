@@ -15,6 +15,7 @@ struct BackTiling {
   int64_t piece_rows;     // strips of dy
   int64_t piece_columns;  // strips of x
   int64_t max_pieces;     // that hold a stored block, at most
+  bool pairs_strips;      // blocks are of whole pairs of strips, on both sides
 
   explicit BackTiling(const Geometry& geometry);
   int cells() const { return piece / cell; }  // along a side of a piece

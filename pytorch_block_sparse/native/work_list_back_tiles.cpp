@@ -138,7 +138,8 @@ BandPairs pair_bands(const Bands& bands, const std::vector<Match>& matches) {
 }
 
 // Tiles of one band: both warpgroups share its M side, each takes half of the strips.
-void cut_single(int32_t band, int32_t begin, int32_t length, int piece, int capacity, std::vector<Tile>& tiles) {
+void cut_single(int source, int32_t band, int32_t begin, int32_t length, int piece, int capacity,
+                std::vector<Tile>& tiles) {
   if (length <= 0) return;
   const int64_t parts = divide_up(length, capacity);
   const int even = 64 / piece;  // strips that fill a quad
@@ -146,12 +147,13 @@ void cut_single(int32_t band, int32_t begin, int32_t length, int piece, int capa
     const int32_t first = int32_t(length * part / parts), last = int32_t(length * (part + 1) / parts);
     const int32_t count = last - first;
     const int32_t half = std::min(count, int32_t(divide_up(count, 2 * even) * even));
-    tiles.push_back({{band, band}, {begin + first, begin + first + half}, {uint8_t(half), uint8_t(count - half)}, 0});
+    tiles.push_back(
+        {source, {band, band}, {begin + first, begin + first + half}, {uint8_t(half), uint8_t(count - half)}, 0});
   }
 }
 
 // Tiles of two bands side by side, while both last; then the rest of the longer one.
-void cut_pair(const BandPair& pair, int piece, int capacity, std::vector<Tile>& tiles) {
+void cut_pair(int source, const BandPair& pair, int piece, int capacity, std::vector<Tile>& tiles) {
   const int even = 64 / piece;
   const int64_t most = std::max(capacity / 2, 1);
   const int32_t shorter = std::min(pair.length[0], pair.length[1]), longer = std::max(pair.length[0], pair.length[1]);
@@ -161,42 +163,110 @@ void cut_pair(const BandPair& pair, int piece, int capacity, std::vector<Tile>& 
   const int32_t each = int32_t(std::min(most, divide_up(divide_up(together, parts), even) * even));
   int32_t taken = 0;
   for (; taken < shorter; taken += each) {
-    Tile tile{{pair.band[0], pair.band[1]}, {pair.begin[0] + taken, pair.begin[1] + taken}, {0, 0}, 0};
+    Tile tile{source, {pair.band[0], pair.band[1]}, {pair.begin[0] + taken, pair.begin[1] + taken}, {0, 0}, 0};
     for (int w = 0; w < 2; ++w) tile.count[w] = uint8_t(std::min(each, pair.length[w] - taken));
     tile.common = uint8_t(std::clamp(pair.common - taken, 0, each));
     tiles.push_back(tile);
   }
   for (int w = 0; w < 2; ++w) {
-    cut_single(pair.band[w], pair.begin[w] + taken, pair.length[w] - taken, piece, capacity, tiles);
+    cut_single(source, pair.band[w], pair.begin[w] + taken, pair.length[w] - taken, piece, capacity, tiles);
   }
 }
 
-}  // namespace
+void cut(int source, const BandPair& pair, int piece, int capacity, std::vector<Tile>& tiles) {
+  if (pair.band[0] == pair.band[1]) {
+    cut_single(source, pair.band[0], pair.begin[0], pair.length[0], piece, capacity, tiles);
+  } else {
+    cut_pair(source, pair, piece, capacity, tiles);
+  }
+}
 
-Orientation orient(const PieceGrid& grid, bool transposed) {
+Orientation orient(int piece, bool transposed, const PieceLines& lines, int64_t strips) {
   Orientation result;
-  result.piece = grid.tiling.piece;
+  result.piece = piece;
   result.transposed = transposed;
-  const PieceLines& lines = transposed ? grid.by_column : grid.by_row;
-  const int64_t strips = transposed ? grid.tiling.piece_rows : grid.tiling.piece_columns;
-  result.bands = result.piece == 64 ? single_line_bands(lines) : two_line_bands(lines, strips);
+  result.bands = piece == 64 ? single_line_bands(lines) : two_line_bands(lines, strips);
   const Bands& bands = result.bands;
   std::vector<Match> alone;
   for (int64_t band = 0; band < bands.size(); ++band) alone.push_back({int32_t(band), int32_t(band)});
   result.single = pair_bands(bands, alone);
-  result.paired = pair_bands(bands, match_lists(bands.start, bands.strip, strips, result.piece == 32));
+  result.paired = pair_bands(bands, match_lists(bands.start, bands.strip, strips, piece == 32));
   return result;
 }
 
-std::vector<Tile> cut_tiles(const BandPairs& pairs, int piece, int capacity) {
-  std::vector<Tile> tiles;
-  for (const BandPair& pair : pairs.pairs) {
-    if (pair.band[0] == pair.band[1]) {
-      cut_single(pair.band[0], pair.begin[0], pair.length[0], piece, capacity, tiles);
-    } else {
-      cut_pair(pair, piece, capacity, tiles);
+// The pieces that bands leave to the other orientation.
+class Leftovers {
+ public:
+  Leftovers(const Bands& bands, int per_band) : bands_(bands), per_band_(per_band) {}
+
+  // Entry `entry` of Bands::strip.
+  void add(int32_t band, int32_t entry) {
+    for (int line = 0; line < per_band_; ++line) {
+      const int32_t piece = bands_.piece[entry * per_band_ + line];
+      if (piece >= 0) pieces_.push_back({bands_.strip[entry], bands_.lines[band * per_band_ + line], piece});
     }
   }
+
+  // As lines of the other orientation, of which there are `lines`.
+  PieceLines regrouped(int64_t lines) {
+    std::sort(pieces_.begin(), pieces_.end());
+    PieceLines result;
+    result.start.assign(lines + 1, 0);
+    for (const Piece& piece : pieces_) {
+      ++result.start[piece.line + 1];
+      result.strip.push_back(piece.strip);
+      result.piece.push_back(piece.number);
+    }
+    for (int64_t line = 0; line < lines; ++line) result.start[line + 1] += result.start[line];
+    return result;
+  }
+
+ private:
+  struct Piece {
+    int32_t line, strip, number;
+    bool operator<(const Piece& other) const { return line != other.line ? line < other.line : strip < other.strip; }
+  };
+  const Bands& bands_;
+  const int per_band_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace
+
+Orientation orient(const PieceGrid& grid, bool transposed) {
+  return transposed ? orient(grid.tiling.piece, true, grid.by_column, grid.tiling.piece_rows)
+                    : orient(grid.tiling.piece, false, grid.by_row, grid.tiling.piece_columns);
+}
+
+std::vector<Tile> cut_tiles(const TileSource& source, int capacity) {
+  std::vector<Tile> tiles;
+  for (const BandPair& pair : source.pairs().pairs) cut(0, pair, source.orientation->piece, capacity, tiles);
+  return tiles;
+}
+
+std::vector<Tile> cut_full_tiles(const TileSource& source, int capacity, const PieceGrid& grid, Orientation& rest) {
+  const Orientation& orientation = *source.orientation;
+  const int piece = orientation.piece, per_band = back_lines(piece);
+  const std::vector<int32_t>& entries = source.pairs().entries;
+  std::vector<Tile> tiles;
+  Leftovers leftovers(orientation.bands, per_band);
+  for (BandPair pair : source.pairs().pairs) {
+    const bool alone = pair.band[0] == pair.band[1];
+    const int32_t length = pair.length[0], most = alone ? capacity : std::max(capacity / 2, 1);
+    const int32_t last = length % most;
+    if (last != 0 && last <= most / 2 && (alone || (pair.common == length && pair.length[1] == length))) {
+      for (int w = 0; w < (alone ? 1 : 2); ++w) {
+        for (int32_t i = length - last; i < length; ++i) leftovers.add(pair.band[w], entries[pair.begin[w] + i]);
+      }
+      pair.length[0] = pair.length[1] = length - last;
+      pair.common = std::min(pair.common, length - last);
+    }
+    if (pair.length[0] + pair.length[1] > 0) cut(0, pair, piece, capacity, tiles);
+  }
+  const bool transposed = !orientation.transposed;
+  const int64_t rows = grid.tiling.piece_rows, columns = grid.tiling.piece_columns;
+  rest = orient(piece, transposed, leftovers.regrouped(transposed ? columns : rows), transposed ? rows : columns);
+  for (const BandPair& pair : TileSource{&rest, source.paired}.pairs().pairs) cut(1, pair, piece, capacity, tiles);
   return tiles;
 }
 

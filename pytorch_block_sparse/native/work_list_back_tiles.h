@@ -33,6 +33,7 @@ struct BandPairs {
 };
 
 struct Tile {
+  int source;  // which of a candidate's TileSources
   int32_t band[2];
   int32_t begin[2];  // into BandPairs::entries
   uint8_t count[2];
@@ -57,7 +58,20 @@ struct Orientation {
 
 Orientation orient(const PieceGrid& grid, bool transposed);
 
+// What tiles are cut from: an orientation's bands, alone or paired.
+struct TileSource {
+  const Orientation* orientation = nullptr;
+  bool paired = false;
+
+  const BandPairs& pairs() const { return paired ? orientation->paired : orientation->single; }
+};
+
 // Tiles of at most `capacity` strips for both warpgroups together, in the order of their lines.
-std::vector<Tile> cut_tiles(const BandPairs& pairs, int piece, int capacity);
+std::vector<Tile> cut_tiles(const TileSource& source, int capacity);
+
+// The same, but a short tile at the end of a band (or of two bands with the same strips) is left out: its pieces go to
+// tiles of the other orientation, where they meet. `rest` becomes that orientation; tiles that are cut from it have
+// source 1.
+std::vector<Tile> cut_full_tiles(const TileSource& source, int capacity, const PieceGrid& grid, Orientation& rest);
 
 }  // namespace block_sparse
