@@ -12,7 +12,7 @@ import torch
 from pytorch_block_sparse import BlockPattern
 from pytorch_block_sparse.native import block_sparse_native
 
-GROUP = 128  # outputs of a group, in two halves
+BLOCK_OUTPUTS = 128  # of a group, computed by one thread block, in two halves
 PATTERNS = {
     "random": lambda: BlockPattern.random((768, 512), 0.3, (64, 64)),
     "full": lambda: BlockPattern.random((256, 384), 1.0, (128, 128)),
@@ -27,6 +27,11 @@ PATTERNS = {
     "32, full": lambda: BlockPattern.random((608, 480), 1.0, (32, 32)),
     "32, no block": lambda: BlockPattern.random((608, 480), nnz=0, block_shape=(32, 32)),
     "96 x 32": lambda: BlockPattern.random((576, 512), 0.3, (96, 32)),
+    "32, clusters": lambda: BlockPattern.random((512, 480), 0.5, (32, 32)),
+    "32, full, clusters": lambda: BlockPattern.random((768, 256), 1.0, (32, 32)),
+    "32, clusters, odd": lambda: BlockPattern.random((2176, 448), 0.4, (32, 32)),
+    "96 x 32, clusters": lambda: BlockPattern.random((768, 512), 0.4, (96, 32)),
+    "32 x 96, clusters": lambda: BlockPattern.random((512, 768), 0.4, (32, 96)),
     "16": lambda: BlockPattern.random((528, 272), 0.2, (16, 16)),
     "16 x 48": lambda: BlockPattern.random((512, 480), 0.3, (16, 48)),
 }
@@ -43,6 +48,14 @@ def work_lists(pattern: BlockPattern) -> np.ndarray:
 
 def piece_side(pattern: BlockPattern) -> int:
     return next(side for side in (64, 32, 16) if not any(length % side for length in pattern.block_shape))
+
+
+def cluster_size(pattern: BlockPattern, transposed: bool) -> int:
+    """Thread blocks that compute a group, as cluster_size of work_list.cpp says."""
+    rows, cols = pattern.grid_shape
+    blocks = -(-pattern.shape[transposed] // BLOCK_OUTPUTS)
+    dense = 8 * pattern.nnz >= 3 * rows * cols
+    return 2 if piece_side(pattern) == 32 and dense and (blocks % 2 == 0 or blocks > 16) else 1
 
 
 def expected_pieces(pattern: BlockPattern, transposed: bool) -> set[tuple[int, int, int]]:
@@ -70,7 +83,9 @@ class WorkList:
         stored = pattern.nnz * pattern.block_shape[0] * pattern.block_shape[1] // self.side**2
         self.wide = self.side == 64
         self.pieces_per_row = pattern.block_shape[1] // self.side
-        self.group_lines = GROUP // self.side
+        cluster = cluster_size(pattern, transposed)
+        self.halves = 2 * cluster
+        self.group_lines = cluster * BLOCK_OUTPUTS // self.side
         self.item_chunks = 2 if self.side == 32 else 1
         self.chunk_parts = 4 if self.side == 16 else 1
         count = -(-self.lines // self.group_lines)
@@ -79,7 +94,7 @@ class WorkList:
             (stored + count * (self.item_chunks - 1)) // self.item_chunks, count * -(-chunks // self.item_chunks)
         )
         # {first item, items, (first piece of each half,) first feature of each line}
-        self.first_feature = 2 if self.wide else 4
+        self.first_feature = 2 if self.wide else 2 + self.halves
         fields = self.first_feature + self.group_lines
         self.groups = work[: 2 * count * fields].reshape(2, count, fields)
         offset = 2 * count * fields
@@ -105,13 +120,14 @@ class WorkList:
             yield from ((line, chunk, number) for line, number in enumerate(numbers) if number >= 0)
 
     def narrow_pieces(self, group: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        half_lines = self.group_lines // 2
-        for half in range(2):
+        half_lines = self.group_lines // self.halves
+        half_bits = 32 // self.halves
+        for half in range(self.halves):
             position = int(group[2 + half])
             for *chunks, mask in self.group_items(group).tolist():
                 assert mask
-                for bit in range(16):
-                    if mask >> (16 * half + bit) & 1:
+                for bit in range(half_bits):
+                    if mask >> (half_bits * half + bit) & 1:
                         line = half * half_lines + bit % half_lines
                         chunk, part = divmod(bit // half_lines, self.chunk_parts)
                         row, column = divmod(int(self.pieces[position]), self.pieces_per_row * self.side)
@@ -124,12 +140,13 @@ class WorkList:
         items = self.group_items(group)
         if self.item_chunks == 1:
             return items[:, 0].tolist()
-        chunk_mask = (1 << self.chunk_parts * self.group_lines // 2) - 1
+        half_lines, half_bits = self.group_lines // self.halves, 32 // self.halves
+        chunk_mask = (1 << self.chunk_parts * half_lines) - 1
         return [
             item[c]
             for item in items.tolist()
             for c in range(2)
-            if (item[2] | item[2] >> 16) & chunk_mask << c * self.group_lines // 2
+            if any(item[2] >> half_bits * half & chunk_mask << c * half_lines for half in range(self.halves))
         ]
 
 
@@ -169,9 +186,9 @@ def test_longest_groups_come_first_in_the_second_copy():
     assert lengths == sorted(lengths, reverse=True)
 
 
-@pytest.mark.parametrize(("side", "copies"), [(64, 2), (32, 4), (16, 8)])
-def test_lines_that_share_blocks_are_grouped(side, copies):
-    line = torch.rand(16, 128) < 0.2
+@pytest.mark.parametrize(("side", "copies", "density"), [(64, 2, 0.2), (32, 4, 0.1), (32, 8, 0.5), (16, 8, 0.2)])
+def test_lines_that_share_blocks_are_grouped(side, copies, density):
+    line = torch.rand(16, 128) < density
     rows = line.repeat(copies, 1)[torch.randperm(16 * copies)]
     work = both_lists(BlockPattern.from_mask(rows, (side, side)))[0]
     for group in work.groups[0]:
@@ -179,6 +196,17 @@ def test_lines_that_share_blocks_are_grouped(side, copies):
         for row, part, _ in work.group_pieces(group):
             lines.setdefault(row, set()).add(part)
         assert len({frozenset(parts) for parts in lines.values()}) == 1
+
+
+def test_pairs_stay_together_beside_a_lone_line():
+    mask = torch.zeros(5, 16, dtype=torch.bool)
+    mask[0, :2] = mask[2, :2] = True  # a pair
+    mask[1, 2:4] = mask[4, 2:4] = True  # another, with nothing in common
+    mask[3, 1] = True
+    work = both_lists(BlockPattern.from_mask(mask, (32, 32)))[0]
+    first, last = (group[work.first_feature :] // 32 for group in work.groups[0])
+    assert sorted(map(sorted, (first[:2].tolist(), first[2:].tolist()))) == [[0, 2], [1, 4]]
+    assert last[0] == 3
 
 
 @pytest.mark.parametrize(("side", "share"), [(32, 0.03), (64, 0.01), (128, 0.01)])

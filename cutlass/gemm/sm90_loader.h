@@ -26,14 +26,26 @@ struct StageControl {
 constexpr uint64_t kNoCacheHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
 // The tokens of each item, two chunks that follow one another as one box of `pair_map`; and what the multiplying warps
-// have to know of it. Run by one warp.
+// have to know of it. A thread block of a cluster loads its share of the tokens, for all. Run by one warp.
 template <class Config, class Shared>
 CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::Work>& params,
-                             const CUtensorMap* input_map, const CUtensorMap* pair_map, int lane) {
+                             const CUtensorMap* input_map, const CUtensorMap* pair_map, int rank, int lane) {
   using Work = typename Config::Work;
   using Item = typename Work::Item;
   constexpr int kChunkElements = Config::kTokens * Work::kChunkInputs;
-  const uint32_t chunk_bytes = params.raster.tile_tokens * Work::kChunkInputs * sizeof(typename Config::Element);
+  const int tile_tokens = params.raster.tile_tokens;
+  const int share = rank * Config::share_step(tile_tokens);  // where ours begins
+  const uint32_t chunk_bytes = Config::kCluster * Config::share_tokens(tile_tokens) * Work::kChunkInputs *
+                               sizeof(typename Config::Element);  // of all shares
+  const auto load_share = [&](const CUtensorMap* map, uint64_t* full, auto* tokens, int row_elements, int column,
+                              int first_token) {
+    if constexpr (Config::kCluster == 1) {
+      cute::SM90_TMA_LOAD_2D::copy(map, full, kNoCacheHint, tokens, column, first_token);
+    } else {
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, (1 << Config::kCluster) - 1, kNoCacheHint,
+                                             tokens + share * row_elements, column, first_token + share);
+    }
+  };
   RingPosition at;
   for (int turn = 0;; ++turn) {
     int first_token;
@@ -46,7 +58,7 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
     const int count = tile.count();
     for (int base = 0; base < count; base += 32) {
       const Item mine = next;
-      const uint32_t my_parts = mine.parts();
+      const uint32_t my_parts = mine.parts(rank);
       if (base + 32 < count) next = fetch_item<Work>(tile.items, tile.listed, base + 32 + lane);
       for (int i = 0; i < min(32, count - base); ++i) {
         const uint32_t parts = __shfl_sync(~0u, my_parts, i);
@@ -59,15 +71,14 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
           store_shared(shared.control[at.stage].word, StageControl::make(ended, parts));
           shared.ring.expect_bytes(at, __popc(parts >> kPartsChunkBit) * chunk_bytes);
           if (Work::kChunks == 2 && parts & kPartsAdjacent) {
-            cute::SM90_TMA_LOAD_2D::copy(pair_map, shared.ring.full_address(at), kNoCacheHint, shared.input[at.stage],
-                                         chunk[0] * Work::kChunkInputs, first_token);
+            load_share(pair_map, shared.ring.full_address(at), shared.input[at.stage], kItemInputs,
+                       chunk[0] * Work::kChunkInputs, first_token);
           } else {
             CUTE_UNROLL
             for (int c = 0; c < Work::kChunks; ++c) {
               if (!(parts >> (kPartsChunkBit + c) & 1)) continue;
-              cute::SM90_TMA_LOAD_2D::copy(input_map, shared.ring.full_address(at), kNoCacheHint,
-                                           shared.input[at.stage] + c * kChunkElements, chunk[c] * Work::kChunkInputs,
-                                           first_token);
+              load_share(input_map, shared.ring.full_address(at), shared.input[at.stage] + c * kChunkElements,
+                         Work::kChunkInputs, chunk[c] * Work::kChunkInputs, first_token);
             }
           }
         }
@@ -86,7 +97,7 @@ CUTE_DEVICE void load_tokens(Shared& shared, const TaskParams<typename Config::W
 // The pieces of one half, a line, where they are 64 x 64: a box each. Run by one warp.
 template <class Config, class Shared>
 CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<WideWork>& params, const CUtensorMap* values_map,
-                             int half, int lane) {
+                             int half, int, int lane) {
   using Item = WideWork::Item;
   RingPosition at;
   for (int turn = 0;; ++turn) {

@@ -24,9 +24,12 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
   using Mma = Mma64x256<Element, Config::kMajorA>;
   constexpr int kSide = Work::kSide;
   const int lane = thread % 32;
+  // In a cluster an address' upper bits say whose shared memory it is: an operand's place is within our own.
+  constexpr uint32_t kOwnBits = Config::kCluster == 1 ? ~0u : 0x3ffff;
   // Where the operands of stage 0 are, and how much further on those of the next stage and the next part.
-  const uint32_t pieces = operand_place<Config::kMajorA, kSide>(cute::cast_smem_ptr_to_uint(shared.pieces[0][half]));
-  const uint32_t input = operand_place<MajorMode::K, kSide>(cute::cast_smem_ptr_to_uint(shared.input[0]));
+  const uint32_t pieces =
+      operand_place<Config::kMajorA, kSide>(cute::cast_smem_ptr_to_uint(shared.pieces[0][half]) & kOwnBits);
+  const uint32_t input = operand_place<MajorMode::K, kSide>(cute::cast_smem_ptr_to_uint(shared.input[0]) & kOwnBits);
   constexpr uint32_t kPieceStep = sizeof(shared.pieces[0]) / 16;
   constexpr uint32_t kInputStep = sizeof(shared.input[0]) / 16;
   constexpr uint32_t kPartPieces = Work::kHalfLines * Config::kPieceBytes / 16;
@@ -34,7 +37,11 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
   constexpr uint32_t kChunkInput = Config::kTokens * Work::kChunkInputs * sizeof(Element) / 16;
 
   const auto release = [&](int stage) {
-    if (lane == 0) shared.ring.release(stage);
+    if constexpr (Config::kCluster == 1) {
+      if (lane == 0) shared.ring.release(stage);
+    } else {  // all who load into our stage
+      if (lane < Config::kCluster) shared.ring.release(stage, lane);
+    }
   };
   typename Config::Store store(output_map, shared.staging[half], shared.store_features[half], params.raster.tile_tokens,
                                thread, 1 + half);

@@ -2,8 +2,8 @@
 // box as for one of twice its width, and zeros, because an instruction multiplies all lines of a part.
 #pragma once
 
-#include "gemm/sm90_loader.h"
 #include "gemm/sm90_mma.h"
+#include "gemm/sm90_piece_window.h"
 
 namespace block_sparse::sm90 {
 
@@ -16,7 +16,7 @@ CUTE_DEVICE void copy_async_or_zero(uint32_t shared_address, const void* source,
 // Run by one warp. A few lanes copy each of the half's places for a piece.
 template <class Config, class Shared, int kSide>
 CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>& params, const CUtensorMap*, int half,
-                             int lane) {
+                             int, int lane) {
   using Element = typename Config::Element;
   using Work = NarrowWork<kSide>;
   using Item = typename Work::Item;
@@ -37,32 +37,21 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
   uint32_t zeros = 0;  // bit s: what this lane copies of stage s is zero
   RingPosition at;
   for (int turn = 0;; ++turn) {
-    // A window of 32 pieces, one a lane, and the next 32.
-    const int32_t* pieces;
-    int window;
-    const auto tile = take_tile(shared, params.work, turn, lane, [&] {
-      pieces = params.work.pieces + load_shared(shared.box.pieces.first_piece[half]) + lane;
-      window = load_shared(shared.box.pieces.head[half][lane]);
-    });
+    PieceWindow window;
+    const auto tile =
+        take_tile(shared, params.work, turn, lane, [&] { window.take(shared, params.work.pieces, half, lane); });
     if (tile.output < 0) break;
     if (lane == 0) shared.box_empty.arrive();
 
     Item next = tile.head;
-    int passed = 0;  // pieces of the window that are loaded
-    int next_window = *(pieces += 32);
+    window.begin();
     const int count = tile.count();
     for (int base = 0; base < count; base += 32) {
       const uint32_t my_mask = next.half_mask(half);
       if (base + 32 < count) next = fetch_item<Work>(tile.items, tile.listed, base + 32 + lane);
       for (int i = 0; i < min(32, count - base); ++i) {
         const uint32_t mask = __shfl_sync(~0u, my_mask, i);
-        const int mine = passed + __popc(mask & before);
-        int offset = __shfl_sync(~0u, window, mine & 31);
-        const bool window_ends = passed + __popc(mask) >= 32;
-        if (window_ends) {  // only then, because it waits for the next window
-          const int beyond = __shfl_sync(~0u, next_window, mine & 31);
-          if (mine >= 32) offset = beyond;
-        }
+        const int offset = window.offset(mask, before);
         const bool present = mask >> place & 1;
         const uint32_t stage_bit = 1u << at.stage;
         shared.ring.wait_empty(at);
@@ -78,12 +67,7 @@ CUTE_DEVICE void load_pieces(Shared& shared, const TaskParams<NarrowWork<kSide>>
           }
         }
         cutlass::arch::cpasync_barrier_arrive_noinc(shared.ring.full_address(at));
-        passed += __popc(mask);
-        if (window_ends) {
-          passed -= 32;
-          window = next_window;
-          next_window = *(pieces += 32);
-        }
+        window.pass(mask);
         at.advance(Config::kStages);
       }
     }

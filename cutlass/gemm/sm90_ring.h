@@ -50,6 +50,7 @@ struct RingBarriers {
   // One loading warp's arrival on a stage into which it will copy `bytes`.
   CUTE_DEVICE void expect_bytes(const RingPosition& at, uint32_t bytes) { full[at.stage].arrive_and_expect_tx(bytes); }
   CUTE_DEVICE void release(int stage) { empty[stage].arrive(); }
+  CUTE_DEVICE void release(int stage, int rank) { empty[stage].arrive(rank); }  // in that thread block of the cluster
   // What the copy engine signals.
   CUTE_DEVICE uint64_t* full_address(const RingPosition& at) { return reinterpret_cast<uint64_t*>(&full[at.stage]); }
 };

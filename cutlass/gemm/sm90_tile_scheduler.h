@@ -1,6 +1,7 @@
 // Which tile a persistent thread block computes next.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/tensor.hpp>
 
 #include "gemm/epilogue_function.h"
@@ -61,19 +62,22 @@ struct TaskParams {
 // What of a tile's list of pieces comes along with the tile; nothing where items name their pieces.
 template <class Work>
 struct TilePieces {
-  CUTE_DEVICE void fetch(const Work&, const typename Work::Group&, int) {}
+  CUTE_DEVICE void fetch(const Work&, const typename Work::Group&, int, int) {}
 };
 
-template <int kSide>
-struct TilePieces<NarrowWork<kSide>> {
+template <int kSide, int kCluster>
+struct TilePieces<NarrowWork<kSide, kCluster>> {
+  using Work = NarrowWork<kSide, kCluster>;
   int first_piece[kHalves];
   int head[kHalves][32];
 
-  CUTE_DEVICE void fetch(const NarrowWork<kSide>& work, const typename NarrowWork<kSide>::Group& group, int lane) {
+  CUTE_DEVICE void fetch(const Work& work, const typename Work::Group& group, int rank, int lane) {
     CUTE_UNROLL
     for (int half = 0; half < kHalves; ++half) {
-      if (lane == 0) first_piece[half] = group.first_piece[half];
-      head[half][lane] = work.pieces[group.first_piece[half] + lane];
+      // The group is in registers: the indices must be constants.
+      const int first = rank == 0 ? group.first_piece[half] : group.first_piece[(kCluster - 1) * kHalves + half];
+      if (lane == 0) first_piece[half] = first;
+      head[half][lane] = work.pieces[first + lane];
     }
   }
 };
@@ -94,15 +98,15 @@ struct TileBox {
 template <class Element, class Work>
 struct TileOutput {
   int first_token;
-  int first_feature[Work::kGroupLines];
+  int first_feature[Work::kBlockLines];
   Element bias[kGroupOutputs];  // if any
 
   // By a whole warp.
-  CUTE_DEVICE void fetch(const TaskParams<Work>& params, const TileRaster::Place& place, int lane) {
-    static_assert(Work::kGroupLines <= 32);
-    const int* features = params.work.groups[place.group].first_feature;
-    const int feature = lane < Work::kGroupLines ? features[lane] : 0;
-    if (lane < Work::kGroupLines) first_feature[lane] = feature;
+  CUTE_DEVICE void fetch(const TaskParams<Work>& params, const TileRaster::Place& place, int rank, int lane) {
+    static_assert(Work::kBlockLines <= 32);
+    const int* features = params.work.groups[place.group].first_feature + rank * Work::kBlockLines;
+    const int feature = lane < Work::kBlockLines ? features[lane] : 0;
+    if (lane < Work::kBlockLines) first_feature[lane] = feature;
     if (lane == 0) first_token = params.raster.first_token(place.token_tile);
     if (params.bias == nullptr) return;
     CUTE_UNROLL
@@ -147,13 +151,50 @@ CUTE_DEVICE TakenTile<Work> take_tile(Shared& shared, const Work& work, int turn
   return tile;
 }
 
-// Run by one warp.
+// In a cluster, the tiles that the first thread block takes, on their way to the second one's shared memory: a slot
+// each, in turn. The first sends its turn's next tile once its loading warps have begun tile number `turn`. The second
+// has let go of all stages before that tile but the last kStages, so it has read what was sent kStages + 2 turns ago: a
+// tile is one stage at least.
+template <int kStages>
+struct TileRelay {
+  static constexpr int kSlots = kStages + 2;
+  FullBarrier arrived[kSlots];
+  int tile[kSlots];
+
+  // By one thread, before a barrier of the cluster.
+  CUTE_DEVICE void initialize() {
+    for (FullBarrier& barrier : arrived) barrier.init(1);
+  }
+
+  CUTE_DEVICE void send(int turn, int next) {
+    const int slot = turn % kSlots;
+    cute::store_shared_remote(next, cute::cast_smem_ptr_to_uint(&tile[slot]),
+                              cute::cast_smem_ptr_to_uint(&arrived[slot]), 1);
+  }
+
+  CUTE_DEVICE int receive(int turn) {
+    const int slot = turn % kSlots;
+    arrived[slot].arrive_and_expect_tx(sizeof(int));
+    arrived[slot].wait(turn / kSlots & 1);
+    return load_shared(tile[slot]);
+  }
+};
+
+// In place of it where thread blocks work alone.
+struct NoRelay {
+  CUTE_DEVICE void initialize() {}
+  CUTE_DEVICE void send(int, int) {}
+  CUTE_DEVICE int receive(int) { return 0; }
+};
+
+// Run by one warp of each thread block.
 template <class Config, class Shared>
-CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config::Work>& params, int lane) {
+CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config::Work>& params, int rank, int lane) {
   using Work = typename Config::Work;
   const Work& work = params.work;
   const int tiles = params.raster.size();
-  int tile = blockIdx.x;
+  const int takers = gridDim.x / Config::kCluster;
+  int tile = blockIdx.x / Config::kCluster;
   int output = 0;
   for (int turn = 0;; ++turn) {
     const bool more = tile < tiles;
@@ -163,11 +204,11 @@ CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config
       const auto place = params.raster(tile);
       group = work.groups[place.group];
       item = fetch_item<Work>(work.items + group.first_item, group.items, lane);
-      shared.outputs[output].fetch(params, place, lane);
+      shared.outputs[output].fetch(params, place, rank, lane);
       if (lane == 0) shared.box.first_token = params.raster.first_token(place.token_tile);
     }
     shared.box.head[lane] = item;
-    shared.box.pieces.fetch(work, group, lane);
+    shared.box.pieces.fetch(work, group, rank, lane);
     if (lane == 0) {
       shared.box.output = more ? output : -1;
       shared.box.first_item = group.first_item;
@@ -178,10 +219,15 @@ CUTE_DEVICE void schedule_tiles(Shared& shared, const TaskParams<typename Config
     if (!more) break;
     output = output + 1 == Config::kTileOutputs ? 0 : output + 1;
     if (lane == 0) {
-      if (turn == 0) params.counter.open(tiles);  // while the first tile is loaded
+      if (turn == 0 && rank == 0) params.counter.open(tiles);  // while the first tile is loaded
       // Only when the loading warps have taken this tile: a tile claimed early is one that an idle thread block lacks.
       shared.box_empty.wait(turn & 1);
-      tile = params.counter.take(tiles);
+      if (rank == 0) {
+        tile = params.counter.take(tiles, takers);
+        shared.relay.send(turn, tile);
+      } else {
+        tile = shared.relay.receive(turn);
+      }
     }
     __syncwarp();  // no lane writes into the box before lane 0 saw it empty
     tile = __shfl_sync(~0u, tile, 0);

@@ -4,8 +4,9 @@
 // Blocks are cut into square pieces of 64, 32 or 16 elements, numbered through `values` seen as [nnz * bh / side,
 // bw / side] squares, row-major. Lines are strips of `side` outputs (features of y forward, of x for the input
 // gradient). A group is what one thread block computes, 128 outputs in two halves, each as many lines as fill 64
-// outputs, one matrix instruction's M. An item is 64 inputs, in parts of `side`, at least one of which a line of the
-// group needs; they come in one chunk or in two, from anywhere.
+// outputs, one matrix instruction's M; or what a cluster of two does, 256 outputs, the first two halves by the thread
+// block of rank 0. An item is 64 inputs, in parts of `side`, at least one of which a line of the group needs; they come
+// in one chunk or in two, from anywhere.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,10 @@ constexpr int part_at(uint32_t half_parts, int i) { return int(half_parts >> (4 
 // Pieces of 64: a half is one line, an item one part.
 struct WideWork {
   static constexpr int kSide = 64;
+  static constexpr int kCluster = 1;
   static constexpr int kHalfLines = 1;
-  static constexpr int kGroupLines = kHalves * kHalfLines;
+  static constexpr int kBlockLines = kHalves * kHalfLines;
+  static constexpr int kGroupLines = kBlockLines;
   static constexpr int kParts = 1;
   static constexpr int kChunks = 1;
   static constexpr int kChunkInputs = kItemInputs / kChunks;
@@ -41,7 +44,7 @@ struct WideWork {
     int32_t pieces[kGroupLines];  // of each line, or -1
     int32_t unused;
 
-    constexpr uint32_t parts() const {
+    constexpr uint32_t parts(int = 0) const {
       const bool first = pieces[0] >= 0, second = pieces[1] >= 0;
       return uint32_t(first) | uint32_t(second) << kPartsHalfBits | uint32_t(first || second) << kPartsChunkBit;
     }
@@ -61,19 +64,22 @@ struct WideWork {
 };
 
 // Pieces of 32, whose two parts are chunks from anywhere, or of 16, whose four parts are one chunk: the copy engine
-// takes as long for a row of 32 or 64 bytes as for one of 128.
-template <int kSide_>
+// takes as long for a row of 32 or 64 bytes as for one of 128. `kCluster`: thread blocks that compute a group.
+template <int kSide_, int kCluster_ = 1>
 struct NarrowWork {
   static constexpr int kSide = kSide_;
+  static constexpr int kCluster = kCluster_;
   static constexpr int kHalfLines = kHalfOutputs / kSide;
-  static constexpr int kGroupLines = kHalves * kHalfLines;
+  static constexpr int kBlockLines = kHalves * kHalfLines;  // that a thread block computes
+  static constexpr int kGroupHalves = kCluster * kHalves;
+  static constexpr int kGroupLines = kCluster * kBlockLines;
   static constexpr int kParts = kItemInputs / kSide;
   static constexpr int kChunks = kSide == 32 ? 2 : 1;
   static constexpr int kChunkInputs = kItemInputs / kChunks;
   static constexpr int kChunkParts = kParts / kChunks;
   static constexpr int kHalfPieces = kParts * kHalfLines;  // of an item, at most
   static constexpr uint32_t kPartLines = (1u << kHalfLines) - 1;
-  static constexpr int kMaskBits = 16;
+  static constexpr int kMaskBits = 32 / kGroupHalves;
   static_assert(kHalfPieces <= kMaskBits);
 
   struct Item {
@@ -82,16 +88,19 @@ struct NarrowWork {
 
     constexpr uint32_t half_mask(int half) const { return mask >> (half * kMaskBits) & ((1u << kMaskBits) - 1); }
 
-    constexpr uint32_t parts() const {
+    // What the halves of one thread block of the cluster multiply, and the chunks that any of the group's needs.
+    constexpr uint32_t parts(int rank = 0) const {
       uint32_t parts = 0;
-      for (int half = 0; half < kHalves; ++half) {
+      for (int group_half = 0; group_half < kGroupHalves; ++group_half) {
+        const int half = group_half - rank * kHalves;
+        const bool ours = half >= 0 && half < kHalves;
         uint32_t listed = 0;
         for (int part = 0; part < kParts; ++part) {
-          if (!(half_mask(half) >> (part * kHalfLines) & kPartLines)) continue;
-          parts |= uint32_t(part) << (half * kPartsHalfBits + 4 + 2 * listed++);
+          if (!(half_mask(group_half) >> (part * kHalfLines) & kPartLines)) continue;
           parts |= uint32_t(1) << (kPartsChunkBit + part / kChunkParts);
+          if (ours) parts |= uint32_t(part) << (half * kPartsHalfBits + 4 + 2 * listed++);
         }
-        parts |= listed << (half * kPartsHalfBits);
+        if (ours) parts |= listed << (half * kPartsHalfBits);
       }
       if constexpr (kChunks == 2) {
         const bool both = parts >> kPartsChunkBit == 3;
@@ -104,7 +113,7 @@ struct NarrowWork {
   struct Group {
     int32_t first_item;
     int32_t items;
-    int32_t first_piece[kHalves];  // into pieces, where those of a half lie in the order of items and bits
+    int32_t first_piece[kGroupHalves];  // into pieces, where those of a half lie in the order of items and bits
     int32_t first_feature[kGroupLines];
   };
 

@@ -22,14 +22,17 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, uint64_t* coun
   const int64_t token_tiles = (problem.tokens + Config::kTokens - 1) / Config::kTokens;
   const int64_t tiles = token_tiles * groups;
   if (tiles > sm90::kMostTiles) return "block_sparse: the output has 2^28 tiles or more";
-  const int64_t blocks = std::min(tiles, int64_t(multiprocessors));
+  // Multiprocessors come in pairs that share what a cluster needs: all of these run at once (66 of two on an H200, says
+  // cudaOccupancyMaxActiveClusters). If some could not, they would start when others end, which is slower but right.
+  const int64_t clusters = std::min(tiles, int64_t(multiprocessors / Config::kCluster));
 
   sm90::TaskParams<Work> params{};
   // No box has more rows than there are tokens.
   const int tile_tokens = int(std::min<int64_t>(problem.tokens, Config::kTokens));
+  const int input_rows = Config::share_tokens(tile_tokens);
   const int store_tokens = std::min(tile_tokens, Config::kStoreTokens);
   // Tiles that are started longest first: as many as run at a time or twice so, but no more token tiles than L2 holds.
-  const int64_t last_tiles = Config::kTransposed ? blocks : 2 * blocks;
+  const int64_t last_tiles = Config::kTransposed ? clusters : 2 * clusters;
   const int64_t last_strip = std::max(Config::kStripTiles, (last_tiles + groups - 1) / groups);
   params.raster = {int(token_tiles),
                    int(groups),
@@ -38,7 +41,7 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, uint64_t* coun
                    int(problem.tokens),
                    tile_tokens};
   params.work = sm90::dense_sparse_work<Work>(geometry, problem.direction, problem.index.work_lists);
-  if (blocks < tiles) params.counter = {counter, next_ticket(sm90::kTicketBits)};
+  if (clusters < tiles) params.counter = {counter, next_ticket(sm90::kTicketBits)};
   params.values = problem.values;
   params.row_elements = int(geometry.block_width);
   params.pieces_per_row = int(geometry.block_width / Work::kSide);
@@ -52,11 +55,11 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, uint64_t* coun
   const int64_t value_columns = geometry.block_width;
   CUtensorMap input_map, pair_map{}, values_map{}, output_map;
   const char* error = encode_tensor_map(
-      {dtype, problem.input, problem.tokens, inner, problem.input_stride, tile_tokens, Work::kChunkInputs, kPromotion},
+      {dtype, problem.input, problem.tokens, inner, problem.input_stride, input_rows, Work::kChunkInputs, kPromotion},
       &input_map);
   if (!error && Work::kChunks == 2) {
     error = encode_tensor_map(
-        {dtype, problem.input, problem.tokens, inner, problem.input_stride, tile_tokens, sm90::kItemInputs, kPromotion},
+        {dtype, problem.input, problem.tokens, inner, problem.input_stride, input_rows, sm90::kItemInputs, kPromotion},
         &pair_map);
   }
   if (!error && !Config::kCopiesPieces) {
@@ -70,8 +73,15 @@ const char* launch_sm90_config(const DenseSparseProblem& problem, uint64_t* coun
         &output_map);
   }
   if (error) return error;
-  return launch(sm90::block_task<Config>, dim3(unsigned(blocks)), Config::kThreads,
-                sizeof(typename Config::SharedStorage), stream, input_map, pair_map, values_map, output_map, params);
+  const dim3 grid(unsigned(clusters * Config::kCluster));
+  constexpr size_t kSharedBytes = sizeof(typename Config::SharedStorage);
+  if constexpr (Config::kCluster == 1) {
+    return launch(sm90::block_task<Config>, grid, Config::kThreads, kSharedBytes, stream, input_map, pair_map,
+                  values_map, output_map, params);
+  } else {
+    return launch_clusters(sm90::block_task<Config>, Config::kCluster, grid, Config::kThreads, kSharedBytes, stream,
+                           input_map, pair_map, values_map, output_map, params);
+  }
 }
 
 template <class Element, bool kTransposed>
@@ -81,7 +91,8 @@ const char* launch_sm90_direction(const DenseSparseProblem& problem, uint64_t* c
   constexpr int64_t kFewProducts = 10;  // of 64 x 64 elements of W
   const Geometry& geometry = problem.geometry;
   const int64_t products = geometry.nnz * geometry.block_height * geometry.block_width / (64 * 64);
-  const bool few = products <= kFewProducts * sm90::group_count(geometry, problem.direction);
+  const int cluster = sm90::cluster_size(geometry, problem.direction);
+  const bool few = products <= kFewProducts * cluster * sm90::group_count(geometry, problem.direction);
   const auto launch_work = [&]<class Work>() {
     using FewPasses = sm90::BlockTaskConfig<Element, Work, kTransposed, 128>;
     using ManyPasses = sm90::BlockTaskConfig<Element, Work, kTransposed, 64>;
@@ -92,7 +103,8 @@ const char* launch_sm90_direction(const DenseSparseProblem& problem, uint64_t* c
     case 64:
       return launch_work.template operator()<sm90::WideWork>();
     case 32:
-      return launch_work.template operator()<sm90::NarrowWork<32>>();
+      return cluster == 1 ? launch_work.template operator()<sm90::NarrowWork<32>>()
+                          : launch_work.template operator()<sm90::NarrowWork<32, 2>>();
     default:
       return launch_work.template operator()<sm90::NarrowWork<16>>();
   }

@@ -21,16 +21,37 @@ inline const char* status_message(cudaError_t status) {
 }
 
 #ifdef __CUDACC__
+template <class Kernel>
+cudaError_t allow_shared_bytes(Kernel* kernel, size_t bytes) {
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              int(bytes));
+}
+
 template <class Kernel, class... Arguments>
 const char* launch(Kernel* kernel, dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                    const Arguments&... arguments) {
-  if (shared_bytes > 48 * 1024) {
-    cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
-    if (status != cudaSuccess) return status_message(status);
-  }
+  if (cudaError_t status = allow_shared_bytes(kernel, shared_bytes)) return status_message(status);
   kernel<<<grid, threads, shared_bytes, stream>>>(arguments...);
   return status_message(cudaGetLastError());
+}
+
+// The same in clusters of `cluster` thread blocks, which divides grid.x.
+template <class Kernel, class... Arguments>
+const char* launch_clusters(Kernel* kernel, unsigned cluster, dim3 grid, int threads, size_t shared_bytes,
+                            cudaStream_t stream, const Arguments&... arguments) {
+  if (cudaError_t status = allow_shared_bytes(kernel, shared_bytes)) return status_message(status);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return status_message(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 #endif
 

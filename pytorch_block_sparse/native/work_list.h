@@ -11,10 +11,13 @@ namespace sm90 {
 // The side of the pieces that the dense x sparse kernels cut a block into: 64, 32 or 16; 0 where none serves.
 int dense_sparse_side(const Geometry& geometry);
 
+// Thread blocks that compute a group of lines and share its tokens, 1 or 2; a function of the geometry alone.
+int cluster_size(const Geometry& geometry, Direction direction);
+
 // Groups of lines; a function of the geometry alone.
 int64_t group_count(const Geometry& geometry, Direction direction);
 
-// The list of one direction within a pattern's lists. Work: the kind that dense_sparse_side asks for.
+// The list of one direction within a pattern's lists. Work: the kind that dense_sparse_side and cluster_size ask for.
 template <class Work>
 Work dense_sparse_work(const Geometry& geometry, Direction direction, const int32_t* work_lists);
 
