@@ -15,10 +15,11 @@
 #include <cutlass/bfloat16.h>
 #include <cutlass/half.h>
 
+#include <cute/arch/copy_sm90_desc.hpp>
+
 #include "gemm/sm90_back_loader.h"
 #include "gemm/sm90_back_mainloop.h"
 #include "gemm/sm90_back_partial.h"
-#include "gemm/sm90_prefetch.h"
 
 namespace block_sparse {
 
@@ -30,7 +31,6 @@ struct BackOperandMaps {
 
 struct BlockTaskBackSm90Params {
   const int32_t* work;  // the list
-  int64_t work_words;   // room for it
   int tokens;           // T
   bool may_split;       // the workspace below is there
   float4* partials;     // partial sums
@@ -89,10 +89,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     block_task_back_sm90(const __grid_constant__ BackOperandMaps maps, const BlockTaskBackSm90Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // other architectures of a build get an empty kernel, which nobody launches
   constexpr int kPiece = Config::kPiece;
-  prefetch_work(params.work, params.work_words);
   if (threadIdx.x < 2) {
-    prefetch_map(maps.input[threadIdx.x]);
-    prefetch_map(maps.output_gradient[threadIdx.x]);
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&maps.input[threadIdx.x]));
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&maps.output_gradient[threadIdx.x]));
   }
   extern __shared__ uint8_t shared[];
   const uint32_t unaligned = cute::cast_smem_ptr_to_uint(shared);

@@ -28,7 +28,6 @@ struct BackSm90Call {
   const SparseSupportProblem& problem;
   BackSm90Plan plan;
   const int32_t* work;
-  int64_t work_words;
   void* workspace;
   uint64_t ticket;  // tells this launch's counters from whatever the workspace held before
   cudaStream_t stream;

@@ -29,7 +29,6 @@ const char* launch_back_sm90_config(const BackSm90Call& call) {
   }
   BlockTaskBackSm90Params params{};
   params.work = call.work;
-  params.work_words = call.work_words;
   params.tokens = int(problem.tokens);
   params.may_split = call.plan.counter_bytes > 0;
   params.ticket = call.ticket;

@@ -66,8 +66,7 @@ const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, voi
     return "block_sparse: the Hopper weight gradient does not serve this problem";
   const int32_t* work = back_work(problem.geometry, problem.index.work_lists);
   const uint64_t ticket = next_ticket(kBackTicketBits);
-  const BackSm90Call call{
-      problem, plan_back_sm90(problem, device), work, back_work_size(problem.geometry), workspace, ticket, stream};
+  const BackSm90Call call{problem, plan_back_sm90(problem, device), work, workspace, ticket, stream};
   const bool paced = call.plan.progress_bytes > 0;
   const bool float32 = problem.result_dtype == DType::kFloat32;
   static constexpr BackSm90Family* kFamilies[2][2][2] = {
