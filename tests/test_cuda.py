@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -40,6 +42,30 @@ def test_graph_replay_computes_on_new_data(operands):
     graph.replay()
     for ours, expected in zip(captured, run_all(x, dy, values, pattern), strict=True):
         assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("operator", range(3), ids=["linear", "input_grad", "weight_grad"])
+def test_a_threads_first_call(operator, block, device):
+    """As in a backward, which has a thread of its own: nothing there has bound a CUDA context yet."""
+    pattern = BlockPattern.random((512, 512), 0.5, (block, block))
+    x, dy, values = (
+        torch.randn(shape, device=device, dtype=torch.bfloat16)
+        for shape in ((600, 512), (600, 512), (pattern.nnz, block, block))
+    )
+    products = (
+        lambda: ops.linear(x, values, pattern),
+        lambda: ops.input_grad(dy, values, pattern),
+        lambda: ops.weight_grad(dy, x, pattern),
+    )
+    results = []
+    for _ in range(2):  # the first leaves freed memory behind: the second allocates without a call of the runtime
+        thread = threading.Thread(target=lambda: results.append(products[operator]()))
+        thread.start()
+        thread.join()
+    expected = products[operator]()
+    assert len(results) == 2
+    assert all(torch.equal(result, expected) for result in results)
 
 
 def test_two_streams_at_once(operands):

@@ -36,10 +36,19 @@ const char* encode_tensor_map(const TensorMapShape& shape, CUtensorMap* map) {
   const cuuint64_t strides[1] = {cuuint64_t(shape.stride) * 2};
   const cuuint32_t box[2] = {cuuint32_t(shape.box_columns), cuuint32_t(shape.box_rows)};
   const cuuint32_t steps[2] = {1, 1};
-  const CUresult status =
-      encode(map, shape.dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             2, const_cast<void*>(shape.base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             swizzle(shape.box_columns), shape.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto type =
+      shape.dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const auto encode_once = [&] {
+    return encode(map, type, 2, const_cast<void*>(shape.base), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle(shape.box_columns), shape.promotion,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = encode_once();
+  if (status != CUDA_SUCCESS) {
+    // A thread has no context before its first call of the runtime, and this may come before that: in a backward's.
+    int device;
+    if (cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess) status = encode_once();
+  }
   return status == CUDA_SUCCESS ? nullptr : "block_sparse: cuTensorMapEncodeTiled refused an operand";
 }
 
