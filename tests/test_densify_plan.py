@@ -42,8 +42,9 @@ def densifies(*arguments, **details):
 @each_operator
 def test_small_blocks_at_high_density_are_densified(operator):
     assert densifies(operator, 16, 0.5, hopper=False) and densifies(operator, 16, 1.0, hopper=False)
-    # Hopper's own kernels take about as long as cuBLAS from density .5 on.
-    assert not densifies(operator, 16, 0.5) and not densifies(operator, 16, 0.75)
+    # Hopper's own kernels take as long as cuBLAS at density .5, and more where hardly a block is absent.
+    assert not densifies(operator, 16, 0.5)
+    assert densifies(operator, 16, 1.0) == (operator != "weight_grad")
 
 
 @each_operator
@@ -137,10 +138,6 @@ def test_choice_is_the_faster_plan_as_measured(path):
         if row["dense_us"] > 1.5 * least_dense[product(row)]:
             continue
         tokens, in_features, out_features = row["shape"]
-        if tokens <= DECODE_TOKENS and row["operator"] != "weight_grad" and row["dtype"] in ("bfloat16", "float16"):
-            continue  # measured before the kernel for few tokens
-        if path == "sm90" and row["block"] < 64 and row["operator"] != "weight_grad":
-            continue  # measured before Hopper's kernel for large blocks took these, too
         shape = (tokens, out_features, in_features)
         chosen = densifies(row["operator"], row["block"], row["density"], shape, row["dtype"], hopper=path == "sm90")
         ours, best = row["densify_us" if chosen else "blocks_us"], min(row["blocks_us"], row["densify_us"])

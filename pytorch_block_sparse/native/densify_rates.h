@@ -38,12 +38,11 @@ using Fractions = std::array<double, 4>;  // at these densities
 using SideFractions = Fractions[4];       // of blocks whose sides are both multiples of 16, 32, 64, 128
 constexpr int kRateSides[] = {16, 32, 64, 128};
 
-// Hopper's kernels, bfloat16 (float16 is alike); by operator: forward, input gradient, weight gradient. At density 1
-// those of the first two for blocks of 16 and 32 are guesses: more of an instruction is used there than at .5.
+// Hopper's kernels, bfloat16 (float16 is alike); by operator: forward, input gradient, weight gradient.
 constexpr SideFractions kHopper[3] = {
-    {{0.16, 0.32, 0.50, 0.87}, {0.39, 0.49, 0.60, 0.87}, {0.67, 0.79, 0.88, 0.99}, {0.74, 0.92, 0.98, 0.99}},
-    {{0.16, 0.33, 0.51, 0.87}, {0.36, 0.46, 0.58, 0.87}, {0.64, 0.73, 0.83, 1.00}, {0.73, 0.87, 0.96, 1.00}},
-    {{0.12, 0.26, 0.48, 0.97}, {0.39, 0.40, 0.60, 0.97}, {0.57, 0.76, 0.88, 0.97}, {0.77, 0.87, 0.94, 0.98}},
+    {{0.16, 0.31, 0.50, 0.74}, {0.39, 0.49, 0.64, 0.98}, {0.67, 0.80, 0.89, 0.99}, {0.74, 0.92, 0.98, 0.99}},
+    {{0.16, 0.33, 0.51, 0.80}, {0.36, 0.46, 0.64, 0.99}, {0.63, 0.73, 0.84, 1.00}, {0.73, 0.86, 0.95, 1.00}},
+    {{0.13, 0.27, 0.48, 0.96}, {0.39, 0.41, 0.62, 0.97}, {0.65, 0.79, 0.91, 0.99}, {0.80, 0.90, 0.97, 0.98}},
 };
 
 // The portable kernels: benchmarks/results/h200_sm80_path.json; density 1 for bfloat16 at O = I = T = 4096, blocks of
