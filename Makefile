@@ -11,7 +11,7 @@ ENVIRONMENT = $(if $(OWN),$(VENV)/.installed)
 DEMO_ENVIRONMENT = $(if $(OWN),$(VENV)/.demo-installed)
 CLANG_FORMAT ?= $(if $(OWN),$(VENV)/bin/)clang-format
 
-.PHONY: demo test lint build cuda-objects gpu-test memcheck racecheck gpu-bench clean
+.PHONY: demo test lint build cuda-objects gpu-test memcheck racecheck synccheck gpu-bench clean
 
 demo: $(DEMO_ENVIRONMENT) build
 	PYTHONPATH=. $(PYTHON) examples/sparsify_minilm.py
@@ -46,14 +46,14 @@ build/cuda/%.o: pytorch_block_sparse/native/%.cu $(wildcard pytorch_block_sparse
 GPU_PYTEST = python3 -m pytest -q -p no:cacheprovider --device cuda
 # Our kernels only. Every tensor is an allocation of its own, else an access past its end hits PyTorch's cache unseen.
 SANITIZE = PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --kernel-name kns=block_sparse
-SANITIZERS = memcheck racecheck
+SANITIZERS = memcheck racecheck synccheck
 
 gpu-test:
 	$(MAKE) build PYTHON=python3
 	PYTHONPATH=. $(GPU_PYTEST) tests/test_operators.py tests/test_covering.py tests/test_autograd.py \
 	    tests/test_opcheck.py tests/test_linear.py tests/test_matrix.py tests/test_main_grad.py tests/test_densify.py \
 	    tests/test_decode.py tests/test_cuda.py
-	$(MAKE) -j2 $(SANITIZERS)
+	$(MAKE) -j3 $(SANITIZERS)
 
 # racecheck follows an mbarrier thread by thread. The Hopper kernels' warps hand data over by one lane's arrival behind a
 # __syncwarp, which it reports: it checks the portable kernels.
