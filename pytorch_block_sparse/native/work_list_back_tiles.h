@@ -33,7 +33,7 @@ struct BandPairs {
 };
 
 struct Tile {
-  int source;  // which of a candidate's TileSources
+  int source;  // which of TileList's sources
   int32_t band[2];
   int32_t begin[2];  // into BandPairs::entries
   uint8_t count[2];
