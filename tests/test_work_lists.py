@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from pytorch_block_sparse import BlockPattern
 from pytorch_block_sparse.native import block_sparse_native
 
+THREAD_BLOCKS = 132  # kBackThreadBlocks
 BLOCK_OUTPUTS = 128  # of a group, computed by one thread block, in two halves
 PATTERNS = {
     "random": lambda: BlockPattern.random((768, 512), 0.3, (64, 64)),
@@ -221,20 +223,39 @@ def tile_shape(word: int) -> tuple[bool, int, int, tuple[int, int], int]:
     return bool(word & 1), word >> 1 & 7, word >> 4 & 31, (word >> 9 & 15, word >> 13 & 15), word >> 17 & 15
 
 
+def weight_gradient_lists(pattern: BlockPattern) -> list[np.ndarray]:
+    """The list; and that for few tokens, which is right behind it, where there is one."""
+    work = work_lists(pattern)[sum(work.length for work in both_lists(pattern)) :]
+    pieces = pattern.nnz * math.prod(length // 64 for length in pattern.block_shape)
+    if piece_side(pattern) != 64 or pieces > 2 * THREAD_BLOCKS or pieces == 0:
+        return [work]
+    length = -(-(8 + 4 * pieces) // 4) * 4
+    return [work[:-length], work[-length:]]
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_the_weight_gradients_tiles_cover_every_block_once(name):
-    """Takes the list apart as sm90_back_work.h describes it."""
     pattern = PATTERNS[name]()
-    work = work_lists(pattern)[sum(work.length for work in both_lists(pattern)) :]
+    lists = weight_gradient_lists(pattern)
     if pattern.nnz == 0:
-        assert len(work) == 0
+        assert sum(map(len, lists)) == 0
         return
+    orientations = [check_tiles(work, pattern) for work in lists]
+    if piece_side(pattern) != 64:
+        assert len(orientations[0]) == 1
+    if name == "tiles of both orientations":
+        assert len(orientations[0]) == 2
+
+
+def check_tiles(work: np.ndarray, pattern: BlockPattern) -> set[bool]:
+    """Takes a list apart as sm90_back_work.h describes it. Returns the orientations of its tiles."""
     height, width = pattern.block_shape
     piece = 64 if height % 64 == 0 and width % 64 == 0 else 32
     cell = piece if height % 32 == 0 and width % 32 == 0 else 16
     per_strip, per_band = piece // cell, 64 // piece
-    tiles, room, most_quads = work[:3].tolist()
-    assert room * piece != 4 * 64 or most_quads <= 2  # what the kernel has code for in such a list's longer stages
+    tiles, room, most_quads, has_long_stages = work[:4].tolist()
+    assert has_long_stages in (0, 1)
+    assert not has_long_stages or most_quads <= 2  # what the kernel has code for in longer stages
     covered, orientations = set(), set()
     end = 8 + 2 * tiles
     for offset, word in work[8:end].reshape(tiles, 2).tolist():
@@ -259,11 +280,26 @@ def test_the_weight_gradients_tiles_cover_every_block_once(name):
                 block = pattern.block_coords[slots[along_m, along_n]].tolist()
                 assert block == [row * cell // height, col * cell // width]
     assert end <= len(work)
-    assert len(orientations) == (2 if name == "tiles of both orientations" else 1)
     assert len(covered) == pattern.nnz * (height // cell) * (width // cell)
+    return orientations
 
 
-THREAD_BLOCKS = 132  # kBackThreadBlocks
+@pytest.mark.parametrize(
+    ("side", "blocks"), [(64, 1), (64, 100), (64, 132), (64, 133), (64, 250), (128, 33), (128, 66)]
+)
+def test_few_tokens_have_small_tiles(side, blocks):
+    """As many thread blocks as can be have work, and each as little as can be."""
+    grid = (4096 // side, 4096 // side)
+    pattern = BlockPattern.random((4096, 4096), blocks / math.prod(grid), (side, side))
+    assert pattern.nnz == blocks
+    lists = weight_gradient_lists(pattern)
+    assert len(lists) == 2
+    check_tiles(lists[1], pattern)
+    tiles = lists[1][0]
+    pieces = blocks * (side // 64) ** 2
+    assert all(sum(tile_shape(word)[3]) <= 1 + (pieces > THREAD_BLOCKS) for word in lists[1][9 : 8 + 2 * tiles : 2])
+    assert tiles <= THREAD_BLOCKS
+    assert lists[1][3] == (pieces <= THREAD_BLOCKS or side == 128)  # TileList::stage
 
 
 def tile_cost(word: int, piece: int) -> float:
@@ -276,7 +312,7 @@ def tile_cost(word: int, piece: int) -> float:
 @pytest.mark.parametrize("side", [32, 64])
 def test_the_weight_gradients_waves_have_tiles_of_like_cost(side):
     pattern = BlockPattern.random((8192, 8192), 0.25, (side, side))
-    work = work_lists(pattern)[sum(work.length for work in both_lists(pattern)) :]
+    work = weight_gradient_lists(pattern)[0]
     costs = [tile_cost(word, side) for word in work[9 : 8 + 2 * work[0] : 2].tolist()]
     waves = [costs[first : first + THREAD_BLOCKS] for first in range(0, len(costs), THREAD_BLOCKS)]
     rounding = 0.011  # tiles are sorted by hundredths
@@ -288,6 +324,17 @@ def test_the_weight_gradients_waves_have_tiles_of_like_cost(side):
         loads = [sum(wave[i] for wave in waves if len(wave) == THREAD_BLOCKS) for i in range(THREAD_BLOCKS)]
         assert max(loads) - min(loads) <= max(max(wave) - min(wave) for wave in waves) + rounding
         assert loads[0] <= min(loads) + rounding * len(waves)
+
+
+@pytest.mark.parametrize("side", [64, 128])
+def test_the_weight_gradients_waves_are_full(side):
+    """Every thread block takes as long as the slowest of its wave: with tiles as even as these, little is lost."""
+    pattern = BlockPattern.random((14336, 4096), 0.25, (side, side))
+    work = weight_gradient_lists(pattern)[0]
+    quads = [sum(tile_shape(word)[3]) for word in work[9 : 8 + 2 * work[0] : 2].tolist()]
+    waves = [quads[first : first + THREAD_BLOCKS] for first in range(0, len(quads), THREAD_BLOCKS)]
+    assert sum(quads) == pattern.nnz * (side // 64) ** 2
+    assert sum(quads) >= 0.93 * THREAD_BLOCKS * sum(map(max, waves))
 
 
 def test_blocks_without_a_hopper_kernel_have_no_list():

@@ -49,15 +49,13 @@ struct BlockTaskBackSm90Config {
   static constexpr int kPiece = kPiece_;
   static constexpr bool kPaced = kPaced_;
   static constexpr int kFragmentColumns = kPiece == 64 ? 32 : 16;  // of the epilogue
-  static constexpr int kStagesBytes = 56 * 32 * 64 * 2;  // 224 KB, shared out at run time: stages x the list's strips
-  static constexpr int kMaxStages = 12;
-  using Barriers = RingBarriers<kMaxStages>;
+  using Barriers = RingBarriers<kBackMaxStages>;
   struct Control {  // behind the stages
     Barriers barriers;
     uint32_t claimed[kBackWarpgroups];  // BackPartial::claim
   };
   static constexpr int kAlignment = 1024;  // of the 128-byte swizzle
-  static constexpr int kSharedBytes = kAlignment + kStagesBytes + int(sizeof(Control));
+  static constexpr int kSharedBytes = kAlignment + kBackRingBytes + int(sizeof(Control));
   static constexpr int kThreads = 128 * (kBackWarpgroups + 1);
   // Together no more than what the kernel starts with, 168 a thread: else its start waits for ever.
   static constexpr int kLoadingRegisters = kPaced ? 40 : 24;
@@ -97,17 +95,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const uint32_t unaligned = cute::cast_smem_ptr_to_uint(shared);
   const uint32_t stages_address = (unaligned + Config::kAlignment - 1) / Config::kAlignment * Config::kAlignment;
   uint8_t* stages_base = shared + (stages_address - unaligned);
-  auto& control = *reinterpret_cast<typename Config::Control*>(stages_base + Config::kStagesBytes);
+  auto& control = *reinterpret_cast<typename Config::Control*>(stages_base + kBackRingBytes);
   auto& barriers = control.barriers;
 
   const int4 header = __ldg(reinterpret_cast<const int4*>(params.work));
   const int tiles = header.x, stage_strips = header.y, largest_quads = header.z;
-  const bool long_stages = back_long_stages(stage_strips, kPiece);
+  const bool long_stages = header.w != 0;
   BackStages stages;
   stages.tokens = back_stage_tokens(long_stages);
   stages.strip_bytes = stages.tokens * kPiece * 2;
   stages.bytes = max(stage_strips, 1) * stages.strip_bytes;
-  stages.count = min(Config::kMaxStages, Config::kStagesBytes / stages.bytes);
+  stages.count = back_stage_count(stages.bytes);
   if (threadIdx.x == 0) barriers.initialize(stages.count, BackLoader<Config>::kLoadingWarps, 4 * kBackWarpgroups);
   __syncthreads();
 

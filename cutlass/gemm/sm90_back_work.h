@@ -15,9 +15,11 @@
 // A *cell* is the square that lies in one stored block: a whole piece, or, where a side of the block is no multiple of
 // 32, a quarter of one (16 x 16).
 //
-//   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, 0 ...
+//   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, 1 if stages are long, 0
+//   ...
 //              directory [tiles, 2]: word where the tile's record starts, BackTileShape; waves of tiles, the costliest
-//              wave first records
+//              wave first
+//              records
 //   record     strips, uint16 [lines + strips], padded to a word
 //              slots of warpgroup 0, int32 [64 / cell, count[0] * piece / cell]: a cell's slot, -1 where none is stored
 //              slots of warpgroup 1, the same
@@ -40,11 +42,14 @@ constexpr int back_cell(int64_t block_height, int64_t block_width) {
   return block_height % 32 == 0 && block_width % 32 == 0 ? back_piece(block_height, block_width) : 16;
 }
 
-// Tokens of a stage. Where the copy engine has few strips to copy, twice as long boxes are faster; where it has fewer
-// yet, the first products would have to wait for them.
+// Tokens of a stage: a stage has its cost however little is in it, but more are under way if they are short.
 constexpr int back_stage_tokens(bool long_stages) { return long_stages ? 64 : 32; }
-constexpr bool back_long_stages(int stage_strips, int piece) { return stage_strips * piece == 4 * 64; }
-constexpr int kBackLongStageQuads = 2;  // of a warpgroup, at most, in a list of long stages
+constexpr int kBackLongStageQuads = 2;      // of a warpgroup, at most, in a list of long stages
+constexpr int kBackRingBytes = 224 * 1024;  // of all stages together, at most
+constexpr int kBackMaxStages = 12;
+constexpr int back_stage_count(int stage_bytes) {
+  return kBackRingBytes / stage_bytes < kBackMaxStages ? kBackRingBytes / stage_bytes : kBackMaxStages;
+}
 
 // M-side strips of one warpgroup.
 constexpr int back_lines(int piece) { return kBackM / piece; }

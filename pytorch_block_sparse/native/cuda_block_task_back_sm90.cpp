@@ -64,7 +64,8 @@ const char* launch_block_task_back_sm90(const SparseSupportProblem& problem, voi
                                         const DeviceProperties& device, cudaStream_t stream) {
   if (!block_task_back_sm90_serves(problem))
     return "block_sparse: the Hopper weight gradient does not serve this problem";
-  const int32_t* work = back_work(problem.geometry, problem.index.work_lists);
+  const Geometry& geometry = problem.geometry;
+  const int32_t* work = back_list(geometry, back_work(geometry, problem.index.work_lists), problem.tokens);
   const uint64_t ticket = next_ticket(kBackTicketBits);
   const BackSm90Call call{problem, plan_back_sm90(problem, device), work, workspace, ticket, stream};
   const bool paced = call.plan.progress_bytes > 0;

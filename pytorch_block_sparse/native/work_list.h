@@ -27,7 +27,7 @@ Work dense_sparse_work(const Geometry& geometry, Direction direction, const int3
 // no size. 0 where no Hopper kernel serves such blocks.
 int64_t work_lists_size(const Geometry& geometry);
 
-// The weight gradient's list within a pattern's lists, the last of them (work_list_back.h).
+// The weight gradient's lists within a pattern's lists, the last of them (work_list_back.h).
 const int32_t* back_work(const Geometry& geometry, const int32_t* work_lists);
 
 // Builds all lists from the pattern's arrays in host memory. `work_lists`: work_lists_size elements, zeroed.

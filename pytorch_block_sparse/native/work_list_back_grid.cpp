@@ -84,6 +84,20 @@ PieceLines transposed(const PieceLines& lines, int64_t strips) {
 
 }  // namespace
 
+PieceLines only(const PieceLines& lines, const PieceSet& pieces) {
+  PieceLines result;
+  result.start.push_back(0);
+  for (int64_t line = 0; line < lines.lines(); ++line) {
+    for (int32_t entry = lines.start[line]; entry < lines.start[line + 1]; ++entry) {
+      if (!pieces[lines.piece[entry]]) continue;
+      result.strip.push_back(lines.strip[entry]);
+      result.piece.push_back(lines.piece[entry]);
+    }
+    result.start.push_back(int32_t(result.strip.size()));
+  }
+  return result;
+}
+
 BackTiling::BackTiling(const Geometry& geometry)
     : piece(back_piece(geometry.block_height, geometry.block_width)),
       cell(back_cell(geometry.block_height, geometry.block_width)),

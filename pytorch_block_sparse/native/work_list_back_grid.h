@@ -19,6 +19,9 @@ struct BackTiling {
 
   explicit BackTiling(const Geometry& geometry);
   int cells() const { return piece / cell; }  // along a side of a piece
+  int star_strips() const { return pairs_strips ? 2 : 1; }
+  // Of the operand that N runs along: x, or dy where tiles are transposed.
+  int64_t strips(bool transposed) const { return transposed ? piece_rows : piece_columns; }
 };
 
 // Compressed lists: line l holds entries start[l] .. start[l + 1].
@@ -30,11 +33,18 @@ struct PieceLines {
   int32_t length(int64_t line) const { return start[line + 1] - start[line]; }
 };
 
+using PieceSet = std::vector<bool>;  // by number
+
+// The same lines with none but these pieces.
+PieceLines only(const PieceLines& lines, const PieceSet& pieces);
+
 struct PieceGrid {
   BackTiling tiling;
   std::vector<int32_t> slots;  // [pieces, cells, cells] row-major: a cell's slot, -1 where none is stored
   PieceLines by_row;           // lines: strips of dy
   PieceLines by_column;        // lines: strips of x
+
+  const PieceLines& lines(bool transposed) const { return transposed ? by_column : by_row; }
 
   PieceGrid(const Geometry& geometry, const PatternIndex& index);
 };

@@ -7,15 +7,19 @@
 
 namespace block_sparse {
 
-// What a list of tiles is cut from.
+struct StageShape {
+  int strips;    // that it has room for
+  int quads;     // of a warpgroup, at most
+  bool is_long;  // back_stage_tokens
+};
+
 struct TileList {
-  TileSource sources[2];  // the second only where tiles are regrouped
+  std::vector<TileSource> sources;
   std::vector<Tile> tiles;
 
-  int piece() const { return sources[0].orientation->piece; }
-  BackTileShape shape(const Tile& tile) const {
-    return tile.shape(piece(), sources[tile.source].orientation->transposed);
-  }
+  int piece() const { return sources.front().piece; }
+  BackTileShape shape(const Tile& tile) const { return tile.shape(piece(), sources[tile.source].transposed); }
+  StageShape stage() const;
 };
 
 // Microseconds.

@@ -1,6 +1,7 @@
 #include "work_list_back_tiles.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace block_sparse {
 namespace {
@@ -181,93 +182,34 @@ void cut(int source, const BandPair& pair, int piece, int capacity, std::vector<
   }
 }
 
-Orientation orient(int piece, bool transposed, const PieceLines& lines, int64_t strips) {
-  Orientation result;
-  result.piece = piece;
-  result.transposed = transposed;
-  result.bands = piece == 64 ? single_line_bands(lines) : two_line_bands(lines, strips);
-  const Bands& bands = result.bands;
-  std::vector<Match> alone;
-  for (int64_t band = 0; band < bands.size(); ++band) alone.push_back({int32_t(band), int32_t(band)});
-  result.single = pair_bands(bands, alone);
-  result.paired = pair_bands(bands, match_lists(bands.start, bands.strip, strips, piece == 32));
-  return result;
-}
-
-// The pieces that bands leave to the other orientation.
-class Leftovers {
- public:
-  Leftovers(const Bands& bands, int per_band) : bands_(bands), per_band_(per_band) {}
-
-  // Entry `entry` of Bands::strip.
-  void add(int32_t band, int32_t entry) {
-    for (int line = 0; line < per_band_; ++line) {
-      const int32_t piece = bands_.piece[entry * per_band_ + line];
-      if (piece >= 0) pieces_.push_back({bands_.strip[entry], bands_.lines[band * per_band_ + line], piece});
-    }
-  }
-
-  // As lines of the other orientation, of which there are `lines`.
-  PieceLines regrouped(int64_t lines) {
-    std::sort(pieces_.begin(), pieces_.end());
-    PieceLines result;
-    result.start.assign(lines + 1, 0);
-    for (const Piece& piece : pieces_) {
-      ++result.start[piece.line + 1];
-      result.strip.push_back(piece.strip);
-      result.piece.push_back(piece.number);
-    }
-    for (int64_t line = 0; line < lines; ++line) result.start[line + 1] += result.start[line];
-    return result;
-  }
-
- private:
-  struct Piece {
-    int32_t line, strip, number;
-    bool operator<(const Piece& other) const { return line != other.line ? line < other.line : strip < other.strip; }
-  };
-  const Bands& bands_;
-  const int per_band_;
-  std::vector<Piece> pieces_;
-};
-
 }  // namespace
 
-Orientation orient(const PieceGrid& grid, bool transposed) {
-  return transposed ? orient(grid.tiling.piece, true, grid.by_column, grid.tiling.piece_rows)
-                    : orient(grid.tiling.piece, false, grid.by_row, grid.tiling.piece_columns);
+std::shared_ptr<const Bands> make_bands(const BackTiling& tiling, const PieceLines& lines, bool transposed) {
+  return std::make_shared<const Bands>(tiling.piece == 64 ? single_line_bands(lines)
+                                                          : two_line_bands(lines, tiling.strips(transposed)));
 }
 
-std::vector<Tile> cut_tiles(const TileSource& source, int capacity) {
-  std::vector<Tile> tiles;
-  for (const BandPair& pair : source.pairs().pairs) cut(0, pair, source.orientation->piece, capacity, tiles);
-  return tiles;
-}
-
-std::vector<Tile> cut_full_tiles(const TileSource& source, int capacity, const PieceGrid& grid, Orientation& rest) {
-  const Orientation& orientation = *source.orientation;
-  const int piece = orientation.piece, per_band = back_lines(piece);
-  const std::vector<int32_t>& entries = source.pairs().entries;
-  std::vector<Tile> tiles;
-  Leftovers leftovers(orientation.bands, per_band);
-  for (BandPair pair : source.pairs().pairs) {
-    const bool alone = pair.band[0] == pair.band[1];
-    const int32_t length = pair.length[0], most = alone ? capacity : std::max(capacity / 2, 1);
-    const int32_t last = length % most;
-    if (last != 0 && last <= most / 2 && (alone || (pair.common == length && pair.length[1] == length))) {
-      for (int w = 0; w < (alone ? 1 : 2); ++w) {
-        for (int32_t i = length - last; i < length; ++i) leftovers.add(pair.band[w], entries[pair.begin[w] + i]);
-      }
-      pair.length[0] = pair.length[1] = length - last;
-      pair.common = std::min(pair.common, length - last);
-    }
-    if (pair.length[0] + pair.length[1] > 0) cut(0, pair, piece, capacity, tiles);
+TileSource make_source(const BackTiling& tiling, std::shared_ptr<const Bands> bands, bool transposed, bool paired) {
+  std::vector<Match> matches;
+  if (paired && !tiling.pairs_strips) {
+    matches = match_lists(bands->start, bands->strip, tiling.strips(transposed), tiling.piece == 32);
+  } else {
+    const int32_t next = paired ? 1 : 0;  // neighbours have the same strips
+    for (int32_t band = 0; band < bands->size(); band += 1 + next) matches.push_back({band, band + next});
   }
-  const bool transposed = !orientation.transposed;
-  const int64_t rows = grid.tiling.piece_rows, columns = grid.tiling.piece_columns;
-  rest = orient(piece, transposed, leftovers.regrouped(transposed ? columns : rows), transposed ? rows : columns);
-  for (const BandPair& pair : TileSource{&rest, source.paired}.pairs().pairs) cut(1, pair, piece, capacity, tiles);
-  return tiles;
+  auto pairs = std::make_shared<const BandPairs>(pair_bands(*bands, matches));
+  return {tiling.piece, transposed, tiling.pairs_strips, paired, std::move(bands), std::move(pairs)};
+}
+
+void cut_tiles(const TileSource& source, int number, int capacity, std::vector<Tile>& tiles) {
+  for (const BandPair& pair : source.pairs->pairs) cut(number, pair, source.piece, capacity, tiles);
+}
+
+void cut_again(const Tile& tile, int piece, int capacity, std::vector<Tile>& tiles) {
+  BandPair pair{
+      {tile.band[0], tile.band[1]}, {tile.begin[0], tile.begin[1]}, {tile.count[0], tile.count[1]}, tile.common};
+  if (tile.band[0] == tile.band[1]) pair.length[0] += tile.count[1];  // the warpgroups' strips follow one another
+  cut(tile.source, pair, piece, capacity, tiles);
 }
 
 }  // namespace block_sparse

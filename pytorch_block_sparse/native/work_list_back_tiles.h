@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "gemm/sm90_back_work.h"
@@ -47,31 +48,25 @@ struct Tile {
   }
 };
 
-// Everything that depends on which operand is the M side, and not on how large tiles are.
-struct Orientation {
+// What tiles are cut from: all of a pattern's pieces, or some.
+struct TileSource {
   int piece;
   bool transposed;  // M runs along x
-  Bands bands;
-  BandPairs single;  // each band alone: both warpgroups share its M side
-  BandPairs paired;  // bands with many strips in common together
+  bool neighbours;  // blocks are of whole pairs of strips
+  bool paired;      // a tile has two bands with many strips in common, one a warpgroup; else both share one
+  std::shared_ptr<const Bands> bands;
+  std::shared_ptr<const BandPairs> pairs;
 };
 
-Orientation orient(const PieceGrid& grid, bool transposed);
+// `lines` of dy, or of x if `transposed`.
+std::shared_ptr<const Bands> make_bands(const BackTiling& tiling, const PieceLines& lines, bool transposed);
+TileSource make_source(const BackTiling& tiling, std::shared_ptr<const Bands> bands, bool transposed, bool paired);
 
-// What tiles are cut from: an orientation's bands, alone or paired.
-struct TileSource {
-  const Orientation* orientation = nullptr;
-  bool paired = false;
+// Adds tiles of at most `capacity` strips for both warpgroups together, in the order of their lines. `number`: the
+// source's among TileList's.
+void cut_tiles(const TileSource& source, int number, int capacity, std::vector<Tile>& tiles);
 
-  const BandPairs& pairs() const { return paired ? orientation->paired : orientation->single; }
-};
-
-// Tiles of at most `capacity` strips for both warpgroups together, in the order of their lines.
-std::vector<Tile> cut_tiles(const TileSource& source, int capacity);
-
-// The same, but a short tile at the end of a band (or of two bands with the same strips) is left out: its pieces go to
-// tiles of the other orientation, where they meet. `rest` becomes that orientation; tiles that are cut from it have
-// source 1.
-std::vector<Tile> cut_full_tiles(const TileSource& source, int capacity, const PieceGrid& grid, Orientation& rest);
+// Adds the parts, of at most `capacity` strips each, of one tile.
+void cut_again(const Tile& tile, int piece, int capacity, std::vector<Tile>& tiles);
 
 }  // namespace block_sparse
