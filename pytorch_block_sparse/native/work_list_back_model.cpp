@@ -11,13 +11,14 @@ namespace {
 // A list is the same for every number of tokens; it is chosen for these.
 constexpr float kTokens = 12288.f;
 
-// Fitted to measured times, with most weight on the fastest lists of each pattern. Pieces of 64: 2800 lists of 48
+// Fitted to measured times, with most weight on the fastest lists of each pattern. Pieces of 64: 4600 lists of 48
 // patterns (six shapes, six densities); the model's choice takes 1.02 times the best one's time in the mean, 1.10 at
 // most. Pieces of 32: 1700 of 40 (1.02, 1.16).
 struct Constants {
   // Nanoseconds a token and tile: a stage however little it has, and a quad; a strip; what a tile takes at least.
   float stage, quad, strip, least;
   float long_stage;  // `stage` and `least` where stages are long, times this
+  float long_strip;  // the same of `strip`
   float few_stages;  // what a tile takes more, over the ring's stages
   // Nanoseconds a token and wave: a strip on its way from L2, a distinct strip on its way to it.
   float loaded, distinct;
@@ -32,31 +33,33 @@ struct Constants {
   float regrouped;                 // some tiles are of the other orientation
 };
 // Blocks of whole pairs of strips, which lie side by side.
-constexpr Constants kPairsOf64 = {.stage = 0.f,
-                                  .quad = 1.219f,
-                                  .strip = 0.9953f,
-                                  .least = 5.333f,
-                                  .long_stage = 0.4022f,
-                                  .few_stages = 0.6604f,
-                                  .loaded = 0.0081f,
-                                  .distinct = 0.0333f,
-                                  .exponent = 4.113f,
-                                  .launch = 4.39f,
-                                  .tile = 2.423f,
-                                  .tile_quad = 0.1109f,
-                                  .cut = 5.289f,
-                                  .cut_quad = 0.3316f,
-                                  .cut_later = 3.713f,
-                                  .cut_in_two = 0.063f,
-                                  .cut_in_three = 0.0159f,
-                                  .gathers_larger = 0.0721f,
-                                  .paired = 0.0426f,
-                                  .regrouped = 0.004f};
+constexpr Constants kPairsOf64 = {.stage = 0.0561f,
+                                  .quad = 1.328f,
+                                  .strip = 1.119f,
+                                  .least = 0.5254f,
+                                  .long_stage = 0.5015f,
+                                  .long_strip = 0.8859f,
+                                  .few_stages = 0.4098f,
+                                  .loaded = 0.0076f,
+                                  .distinct = 0.0334f,
+                                  .exponent = 3.514f,
+                                  .launch = 4.847f,
+                                  .tile = 0.f,
+                                  .tile_quad = 0.4995f,
+                                  .cut = 4.127f,
+                                  .cut_quad = 0.6103f,
+                                  .cut_later = 0.f,
+                                  .cut_in_two = 0.0114f,
+                                  .cut_in_three = 0.f,
+                                  .gathers_larger = 0.0724f,
+                                  .paired = 0.0375f,
+                                  .regrouped = 0.0056f};
 constexpr Constants kPiece64 = {.stage = 2.327f,
                                 .quad = 0.8043f,
                                 .strip = 0.8844f,
                                 .least = 0.1447f,
                                 .long_stage = 0.9014f,
+                                .long_strip = 1.f,
                                 .few_stages = 1.383f,
                                 .loaded = 0.001f,
                                 .distinct = 0.0438f,
@@ -77,6 +80,7 @@ constexpr Constants kPiece32 = {.stage = 0.f,
                                 .strip = 0.4507f,
                                 .least = 2.01f,
                                 .long_stage = 1.f,
+                                .long_strip = 1.f,
                                 .few_stages = 0.f,
                                 .loaded = 0.00423f,
                                 .distinct = 0.02529f,
@@ -145,7 +149,7 @@ float predict_back_time(const TileList& list, const BackTiling& tiling) {
   const StageShape stage = list.stage();
   const int stage_bytes = stage.strips * piece * 2 * back_stage_tokens(stage.is_long);
   const float depth = 1.f + k.few_stages / float(back_stage_count(stage_bytes));
-  const float long_stage = stage.is_long ? k.long_stage : 1.f;
+  const float long_stage = stage.is_long ? k.long_stage : 1.f, long_strip = stage.is_long ? k.long_strip : 1.f;
   std::vector<int64_t> seen[2];  // by operand, x or dy: the last wave that used a strip
   seen[0].assign(tiling.piece_columns, -1), seen[1].assign(tiling.piece_rows, -1);
   float total = k.launch;
@@ -164,9 +168,9 @@ float predict_back_time(const TileList& list, const BackTiling& tiling) {
       const Bands& bands = *source.bands;
       const bool transposed = source.transposed;
       const BackTileShape shape = list.shape(tile);
-      wave.slowest_tile =
-          std::max(wave.slowest_tile, depth * std::max({long_stage * k.least, k.strip * float(shape.loaded()),
-                                                        long_stage * k.stage + k.quad * float(shape.quads(piece))}));
+      wave.slowest_tile = std::max(wave.slowest_tile,
+                                   depth * std::max({long_stage * k.least, long_strip * k.strip * float(shape.loaded()),
+                                                     long_stage * k.stage + k.quad * float(shape.quads(piece))}));
       wave.loaded += shape.loaded();
       loaded[transposed] += shape.loaded();
       for (int w = 0; w < 2; ++w) {
