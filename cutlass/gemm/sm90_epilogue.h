@@ -56,32 +56,44 @@ class DeferredStore {
   // Takes over an accumulator of m64n256: registers 4 j + {0, 1} hold feature lane / 4 and tokens 8 j + 2 (lane % 4),
   // + 1; registers 4 j + {2, 3} hold the feature 8 further on. `first_features`: of each line; `bias_values`: of the
   // tile's 64 features, or null. Both in shared memory.
-  template <bool kActivates>
+  template <bool kForward>
   CUTE_DEVICE void begin(const float (&accumulator)[128], const int* first_features, const Element* bias_values,
                          int first_token, EpilogueActivation activation) {
     using enum EpilogueActivation;
-    const int feature = thread_ / 32 * 16 + thread_ % 32 / 4;
-    float bias[2] = {};
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (bias_values) bias[i] = float(bias_values[feature + 8 * i]);
-    }
-    // One unrolled loop for each activation: the choice is made once a tile, not for every element.
-    switch (kActivates ? activation : kNone) {
-      case kRelu:
-        pack<kRelu>(accumulator, bias);
-        break;
-      case kGelu:
-        pack<kGelu>(accumulator, bias);
-        break;
-      case kGeluTanh:
-        pack<kGeluTanh>(accumulator, bias);
-        break;
-      case kSilu:
-        pack<kSilu>(accumulator, bias);
-        break;
-      default:
-        pack<kNone>(accumulator, bias);
+    const auto plain = [&] { pack(accumulator, [](float sum, int) { return sum; }); };
+    if constexpr (!kForward) {
+      plain();
+    } else {
+      const int feature = thread_ / 32 * 16 + thread_ % 32 / 4;
+      float bias[2] = {};
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (bias_values) bias[i] = float(bias_values[feature + 8 * i]);
+      }
+      // One unrolled loop for each function: the choice is made once a tile, not for every element.
+      const auto activated = [&]<EpilogueActivation kActivation>() {
+        pack(accumulator, [&](float sum, int i) { return activate(sum + bias[i], kActivation); });
+      };
+      switch (activation) {
+        case kRelu:
+          activated.template operator()<kRelu>();
+          break;
+        case kGelu:
+          activated.template operator()<kGelu>();
+          break;
+        case kGeluTanh:
+          activated.template operator()<kGeluTanh>();
+          break;
+        case kSilu:
+          activated.template operator()<kSilu>();
+          break;
+        default:
+          if (bias_values) {
+            activated.template operator()<kNone>();
+          } else {
+            plain();
+          }
+      }
     }
     if (thread_ == 0) {  // which is the one that reads them, too
       CUTE_UNROLL
@@ -111,12 +123,12 @@ class DeferredStore {
   }
 
  private:
-  template <EpilogueActivation kActivation>
-  CUTE_DEVICE void pack(const float (&accumulator)[128], const float (&bias)[2]) {
+  // finish(sum, whether it is of the second of the thread's features)
+  template <class Finish>
+  CUTE_DEVICE void pack(const float (&accumulator)[128], const Finish& finish) {
     CUTE_UNROLL
     for (int i = 0; i < 64; ++i) {
-      packed_[i] = pack_pair<Element>(activate(accumulator[2 * i] + bias[i % 2], kActivation),
-                                      activate(accumulator[2 * i + 1] + bias[i % 2], kActivation));
+      packed_[i] = pack_pair<Element>(finish(accumulator[2 * i], i % 2), finish(accumulator[2 * i + 1], i % 2));
     }
   }
 

@@ -55,10 +55,9 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
   while (true) {
     wait_stage();
     if (StageControl::output(control) == StageControl::kNoMoreTiles) break;  // no matrix instruction is in flight here
-    float accumulator[128];
-    CUTE_UNROLL
-    for (float& sum : accumulator) sum = 0;
-    int busy = -1;  // the stage that our last instructions may still read
+    float accumulator[128];  // the first instruction does not read it, so it needs no zeros
+    constexpr int kNone = -1, kNothingYet = -2;
+    int busy = kNothingYet;  // the stage that our last instructions may still read
     while (true) {
       const int stage = at.stage;
       const uint32_t parts = StageControl::half_parts(control, half);
@@ -84,7 +83,8 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
               constexpr uint32_t kInputInstruction = kInstructionStep<MajorMode::K, kSide>;
               Mma::add_product(
                   operand(operand_layout<kSide>(), stage_pieces + part * kPartPieces + k * kPieceInstruction),
-                  operand(input_layout, stage_input + part * part_input + k * kInputInstruction), accumulator);
+                  operand(input_layout, stage_input + part * part_input + k * kInputInstruction), accumulator,
+                  i == 0 && k == 0 && busy == kNothingYet);
             }
           }
           cute::warpgroup_commit_batch();
@@ -99,7 +99,7 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
         if (busy >= 0) {
           cute::warpgroup_wait<0>();
           release(busy);
-          busy = -1;
+          busy = kNone;
         }
         __syncwarp();
         release(stage);
@@ -112,6 +112,10 @@ CUTE_DEVICE void multiply_tiles(Shared& shared, const TaskParams<typename Config
     CUTE_UNROLL
     for (float& sum : accumulator) cute::warpgroup_fence_operand(sum);
     if (busy >= 0) release(busy);
+    if (busy == kNothingYet) {
+      CUTE_UNROLL
+      for (float& sum : accumulator) sum = 0;
+    }
 
     while (store.pending()) store.store_next();  // what this tile's items left over
     const auto& output = shared.outputs[StageControl::output(control)];

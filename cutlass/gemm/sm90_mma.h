@@ -42,22 +42,23 @@ CUTE_DEVICE uint64_t operand(uint32_t layout, uint32_t place) { return uint64_t(
 template <MajorMode kMajor, int kSide>
 constexpr uint32_t kInstructionStep = kMajor == MajorMode::K ? 32 / 16 : 16 * kSide * 2 / 16;
 
-// accumulator [64, 256] += A [64, 16] B [16, 256]; A and B from shared memory, B K-major.
+// accumulator [64, 256] += A [64, 16] B [16, 256], or = if `starts`; A and B from shared memory, B K-major.
 template <class Element, MajorMode kMajorA>
 struct Mma64x256 {
   using Instruction = std::conditional_t<std::is_same_v<Element, cutlass::bfloat16_t>,
                                          cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<kMajorA, MajorMode::K>,
                                          cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<kMajorA, MajorMode::K>>;
 
-  static CUTE_DEVICE void add_product(uint64_t a, uint64_t b, float (&accumulator)[128]) {
-    issue(a, b, accumulator, std::make_integer_sequence<int, 128>{});
+  static CUTE_DEVICE void add_product(uint64_t a, uint64_t b, float (&accumulator)[128], bool starts) {
+    using cute::SM90::GMMA::ScaleOut;
+    issue(a, b, accumulator, starts ? ScaleOut::Zero : ScaleOut::One, std::make_integer_sequence<int, 128>{});
   }
 
  private:
   template <int... kIndex>
-  static CUTE_DEVICE void issue(uint64_t a, uint64_t b, float (&accumulator)[128],
+  static CUTE_DEVICE void issue(uint64_t a, uint64_t b, float (&accumulator)[128], cute::SM90::GMMA::ScaleOut scale,
                                 std::integer_sequence<int, kIndex...>) {
-    Instruction::fma(a, b, accumulator[kIndex]...);
+    Instruction::fma(a, b, accumulator[kIndex]..., scale);
   }
 };
 
