@@ -33,13 +33,11 @@ int64_t tile_limit(const BackTiling& tiling) {
 int64_t align(int64_t words) { return divide_up(words, 4) * 4; }  // a list's header is read as vectors
 
 int64_t list_size(const BackTiling& tiling) {
-  // A tile of e strip entries (at most one a piece): its directory entry, its lines of M, then half a word and the
-  // slots of each entry.
-  const int64_t cells = tiling.cells();
-  const int64_t slots_of_entry = back_lines(tiling.piece) * cells * cells;
-  const int64_t words_of_tile = 2 + back_lines(tiling.piece) + 1;
-  return align(kBackHeaderWords + words_of_tile * tile_limit(tiling) + (tiling.max_pieces + 1) / 2 +
-               slots_of_entry * tiling.max_pieces);
+  // A tile's directory entry, the strips of its M side (of two bands at most), of its N side (one a piece at most) and
+  // half a word to fill the last; the slots of its pieces.
+  const int64_t cells = tiling.cells(), lines = back_lines(tiling.piece);
+  const int64_t half_words = (2 * (2 + lines) + 1) * tile_limit(tiling) + tiling.max_pieces;
+  return align(kBackHeaderWords + divide_up(half_words, 2) + lines * cells * cells * tiling.max_pieces);
 }
 
 // Of tiles of one or two pieces: four words of the first kind, six of the second.

@@ -119,29 +119,6 @@ float wave_time(const Wave& wave, const Constants& k, bool first) {
 
 }  // namespace
 
-StageShape TileList::stage() const {
-  const int piece = this->piece();
-  StageShape stage{0, 0, false};
-  for (const Tile& tile : tiles) {
-    const BackTileShape shape = this->shape(tile);
-    stage.strips = std::max(stage.strips, shape.loaded());
-    for (int w = 0; w < 2; ++w) {
-      const int quads = shape.quads(w, piece);
-      stage.quads = std::max(stage.quads, quads);
-      // A half-filled last quad is multiplied whole: what it reads must lie in the stage too.
-      stage.strips = std::max(stage.strips, shape.first_strip(w) + quads * 64 / piece);
-    }
-  }
-  // Where the copy engine has few strips to copy, twice as long boxes are faster: 20 % with two strips, 5 with five;
-  // but with three, unless blocks are of whole pairs of strips, they are 7 % slower, which is not understood.
-  const int strips = stage.strips * piece / 64;
-  const bool gains = piece == 32
-                         ? stage.strips == 8
-                         : strips == 2 || strips == 4 || strips == 5 || (strips == 3 && sources.front().neighbours);
-  stage.is_long = stage.quads <= kBackLongStageQuads && gains;
-  return stage;
-}
-
 float predict_back_time(const TileList& list, const BackTiling& tiling) {
   const int piece = list.piece(), per_band = back_lines(piece);
   const Constants& k = piece == 32 ? kPiece32 : tiling.pairs_strips ? kPairsOf64 : kPiece64;

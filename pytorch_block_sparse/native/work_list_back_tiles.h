@@ -62,6 +62,21 @@ struct TileSource {
 std::shared_ptr<const Bands> make_bands(const BackTiling& tiling, const PieceLines& lines, bool transposed);
 TileSource make_source(const BackTiling& tiling, std::shared_ptr<const Bands> bands, bool transposed, bool paired);
 
+struct StageShape {
+  int strips;    // that it has room for
+  int quads;     // of a warpgroup, at most
+  bool is_long;  // back_stage_tokens
+};
+
+struct TileList {
+  std::vector<TileSource> sources;
+  std::vector<Tile> tiles;
+
+  int piece() const { return sources.front().piece; }
+  BackTileShape shape(const Tile& tile) const { return tile.shape(piece(), sources[tile.source].transposed); }
+  StageShape stage() const;  // what all of its tiles need
+};
+
 // Adds tiles of at most `capacity` strips for both warpgroups together, in the order of their lines. `number`: the
 // source's among TileList's.
 void cut_tiles(const TileSource& source, int number, int capacity, std::vector<Tile>& tiles);
