@@ -13,8 +13,11 @@ class StarGraph {
     owned_.assign(lines + others, 0);
   }
 
+  // Before share_out.
   void add(int32_t line, int32_t other) { ends_.push_back({line, lines_ + other}); }
 
+  // Lines keep multiples of `size`; of what others then have beyond such multiples, the least goes to where there is
+  // more.
   void share_out(int size) {
     size_ = size;
     connect();
