@@ -15,8 +15,7 @@
 // A *cell* is the square that lies in one stored block: a whole piece, or, where a side of the block is no multiple of
 // 32, a quarter of one (16 x 16).
 //
-//   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, 1 if stages are long, 0
-//   ...
+//   list       header [8]: tiles, strips that a stage has room for, most quads of a warpgroup, whether stages are long
 //              directory [tiles, 2]: word where the tile's record starts, BackTileShape; waves of tiles, the costliest
 //              wave first
 //              records

@@ -53,7 +53,7 @@ class ListWriter {
   void write() {
     const std::vector<Tile>& tiles = list_.tiles;
     const std::vector<int32_t> order = order_tiles(tiles, piece_);
-    const StageShape stage = list_.stage();
+    const StageShape stage = list_.stage(grid_.tiling);
     const int32_t header[kBackHeaderWords] = {int32_t(tiles.size()), stage.strips, stage.quads, stage.is_long};
     std::memcpy(work_, header, sizeof(header));
     int64_t at = kBackHeaderWords + 2 * int64_t(tiles.size());

@@ -60,10 +60,7 @@ class TileChoice {
     };
     for (const bool transposed : {false, true}) {
       TileList list;
-      add_tiles(
-          list,
-          make_source(grid_.tiling, make_bands(grid_.tiling, grid_.lines(transposed), transposed), transposed, false),
-          capacity);
+      add_lines(list, grid_.lines(transposed), transposed, false, capacity);
       consider_fewer(std::move(list));
       if (capacity % edge_pieces_ != 0) continue;
       TileList stars;
@@ -77,6 +74,11 @@ class TileChoice {
   static void add_tiles(TileList& list, TileSource source, int capacity) {
     cut_tiles(source, int(list.sources.size()), capacity, list.tiles);
     list.sources.push_back(std::move(source));
+  }
+
+  void add_lines(TileList& list, const PieceLines& lines, bool transposed, bool paired, int capacity) const {
+    const BackTiling& tiling = grid_.tiling;
+    add_tiles(list, make_source(tiling, make_bands(tiling, lines, transposed), transposed, paired), capacity);
   }
 
   // Tiles of `capacity` strips each, from runs of the lines that fill a wave: its strips are then those of few lines.
@@ -97,14 +99,11 @@ class TileChoice {
     }
   }
 
-  void add_run(TileList& list, bool transposed, int64_t first, int64_t last, int capacity) {
-    const BackTiling& tiling = grid_.tiling;
+  void add_run(TileList& list, bool transposed, int64_t first, int64_t last, int capacity) const {
     const StarSides sides = split_into_stars(grid_, first, last, capacity / edge_pieces_, transposed);
-    for (const bool other : {false, true}) {
-      const bool side = transposed != other;
-      auto bands = make_bands(tiling, other ? sides.other_lines : sides.lines, side);
-      add_tiles(list, make_source(tiling, std::move(bands), side, tiling.pairs_strips), capacity);
-    }
+    const bool paired = grid_.tiling.pairs_strips;
+    add_lines(list, sides.lines, transposed, paired, capacity);
+    add_lines(list, sides.other_lines, !transposed, paired, capacity);
   }
 
   // A list of tiles of `capacity` strips with smaller ones in its last wave, as even as they can be if every thread
@@ -114,21 +113,20 @@ class TileChoice {
     const int piece = grid_.tiling.piece, step = 64 / piece;
     const std::vector<int32_t> order = costliest_first(list.tiles, piece);
     const int64_t whole = int64_t(order.size()) / kBackThreadBlocks * kBackThreadBlocks;
-    TileList even = list;
-    even.tiles.clear();
+    TileList even{list.sources, {}};
     for (int64_t i = 0; i < whole; ++i) even.tiles.push_back(list.tiles[order[i]]);
-    size_t before = order.size();
+    size_t before = order.size() - whole;  // tiles of the last wave, in what was considered last
+    std::vector<Tile> last;
+    int size = capacity;  // of the tiles of `last`, in strips
     for (int ranges = kMostRanges; ranges >= 1; --ranges) {
-      int64_t most = kBackThreadBlocks / ranges;
-      std::vector<Tile> last;
-      for (int smaller = capacity - step; smaller >= step; smaller -= step) {
+      while (size > step) {
         std::vector<Tile> cut;
-        for (size_t i = whole; i < order.size(); ++i) cut_again(list.tiles[order[i]], piece, smaller, cut);
-        if (int64_t(cut.size()) > most) break;
-        last = std::move(cut);
+        for (size_t i = whole; i < order.size(); ++i) cut_again(list.tiles[order[i]], piece, size - step, cut);
+        if (int64_t(cut.size()) > kBackThreadBlocks / ranges) break;
+        last = std::move(cut), size -= step;
       }
-      if (last.size() <= before - whole) continue;
-      before = whole + last.size();
+      if (last.size() <= before) continue;
+      before = last.size();
       TileList candidate = even;
       candidate.tiles.insert(candidate.tiles.end(), last.begin(), last.end());
       consider(std::move(candidate));

@@ -123,7 +123,7 @@ float predict_back_time(const TileList& list, const BackTiling& tiling) {
   const int piece = list.piece(), per_band = back_lines(piece);
   const Constants& k = piece == 32 ? kPiece32 : tiling.pairs_strips ? kPairsOf64 : kPiece64;
   const std::vector<int32_t> order = costliest_first(list.tiles, piece);
-  const StageShape stage = list.stage();
+  const StageShape stage = list.stage(tiling);
   const int stage_bytes = stage.strips * piece * 2 * back_stage_tokens(stage.is_long);
   const float depth = 1.f + k.few_stages / float(back_stage_count(stage_bytes));
   const float long_stage = stage.is_long ? k.long_stage : 1.f, long_strip = stage.is_long ? k.long_strip : 1.f;

@@ -198,11 +198,11 @@ TileSource make_source(const BackTiling& tiling, std::shared_ptr<const Bands> ba
     for (int32_t band = 0; band < bands->size(); band += 1 + next) matches.push_back({band, band + next});
   }
   auto pairs = std::make_shared<const BandPairs>(pair_bands(*bands, matches));
-  return {tiling.piece, transposed, tiling.pairs_strips, paired, std::move(bands), std::move(pairs)};
+  return {tiling.piece, transposed, paired, std::move(bands), std::move(pairs)};
 }
 
-StageShape TileList::stage() const {
-  const int piece = this->piece();
+StageShape TileList::stage(const BackTiling& tiling) const {
+  const int piece = tiling.piece;
   StageShape stage{0, 0, false};
   for (const Tile& tile : tiles) {
     const BackTileShape shape = this->shape(tile);
@@ -217,9 +217,8 @@ StageShape TileList::stage() const {
   // Where the copy engine has few strips to copy, twice as long boxes are faster: 20 % with two strips, 5 with five;
   // but with three, unless blocks are of whole pairs of strips, they are 7 % slower, which is not understood.
   const int strips = stage.strips * piece / 64;
-  const bool gains = piece == 32
-                         ? stage.strips == 8
-                         : strips == 2 || strips == 4 || strips == 5 || (strips == 3 && sources.front().neighbours);
+  const bool gains = piece == 32 ? stage.strips == 8
+                                 : strips == 2 || strips == 4 || strips == 5 || (strips == 3 && tiling.pairs_strips);
   stage.is_long = stage.quads <= kBackLongStageQuads && gains;
   return stage;
 }

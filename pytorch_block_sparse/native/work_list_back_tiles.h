@@ -52,7 +52,6 @@ struct Tile {
 struct TileSource {
   int piece;
   bool transposed;  // M runs along x
-  bool neighbours;  // blocks are of whole pairs of strips
   bool paired;      // a tile has two bands with many strips in common, one a warpgroup; else both share one
   std::shared_ptr<const Bands> bands;
   std::shared_ptr<const BandPairs> pairs;
@@ -74,7 +73,7 @@ struct TileList {
 
   int piece() const { return sources.front().piece; }
   BackTileShape shape(const Tile& tile) const { return tile.shape(piece(), sources[tile.source].transposed); }
-  StageShape stage() const;  // what all of its tiles need
+  StageShape stage(const BackTiling& tiling) const;  // what all of its tiles need
 };
 
 // Adds tiles of at most `capacity` strips for both warpgroups together, in the order of their lines. `number`: the
